@@ -1,6 +1,5 @@
 """Files: `DataError`, reading inside a folder, and atomic writes. This module needs only the standard library."""
 
-import json
 import os
 import stat
 import tempfile
@@ -8,7 +7,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 
 _UMASK = os.umask(0o022)  # the only way to read the umask is to set it
@@ -79,20 +78,3 @@ def new_folder(path: Path) -> Iterator[Path]:
         folder.mkdir()
         yield folder
         os.replace(folder, path)
-
-
-def claim(folder: Path, options: dict[str, Any]) -> None:
-    """Record the options of a run in its folder (.options.json), or refuse if an earlier run recorded others.
-
-    Raises:
-        DataError: the folder was claimed with other options.
-    """
-    path = folder / ".options.json"
-    if not path.exists():
-        atomic_write_text(path, json.dumps(options, indent=1))
-        return
-    before = json.loads(path.read_text(encoding="utf-8"))
-    changed = [name for name, new in options.items() if before.get(name) != new]
-    changes = [f"{name}: {before.get(name)} before, {options[name]} now" for name in changed]
-    if changed:
-        raise DataError(f"{folder} holds something else ({'; '.join(changes)}): choose another folder, or delete it")

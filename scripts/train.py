@@ -17,10 +17,9 @@
 
 All options of the library's TrainingArguments are accepted, except `--dataloader_persistent_workers`. An epoch is
 `--images_per_epoch` images drawn from all datasets. The same command resumes a stopped run from its last complete
-checkpoint. Resumed from the end of an epoch (the default), the result is that of an uninterrupted run; resumed within
-an epoch (`--save_steps`), the images are the same, but not the questions. The output folder holds the TensorBoard logs
-and the finished model in bfloat16, for `AutoModel.from_pretrained(output_dir, trust_remote_code=True)`. The last lines
-say whether it became better.
+checkpoint: from the end of an epoch (the default) the result is that of an uninterrupted run. The output folder holds
+the finished model in bfloat16, for `AutoModel.from_pretrained(output_dir, trust_remote_code=True)`, checkpoints and
+TensorBoard logs. The last lines say whether the model became better.
 """
 
 import sys

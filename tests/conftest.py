@@ -117,7 +117,7 @@ def hub(monkeypatch):
         api.is_private.setdefault(repo_id, bool(private))
         return SimpleNamespace(repo_id=repo_id)
 
-    def upload_folder(*, repo_id, folder_path, repo_type, commit_message):
+    def upload_folder(*, repo_id, folder_path, repo_type):
         paths = [path for path in Path(folder_path).rglob("*") if path.is_file()]
         api.commits.append((repo_id, {path.relative_to(folder_path).as_posix(): path.read_bytes() for path in paths}))
         return SimpleNamespace(commit_url=f"https://huggingface.co/{repo_id}/commit/1")

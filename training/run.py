@@ -1,10 +1,7 @@
 """A training run: rows → model → Trainer → verdict → folder."""
 
-import os
 import shutil
 import tempfile
-from collections.abc import Collection
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +9,17 @@ import pandas as pd
 import torch
 from transformers import TrainingArguments
 
-from ..common.files import FILE_MODE
-from ..data.scene import SYNTHETIC
+from ..common.files import atomic_write
 from ..evaluation.compare import compare
 from ..evaluation.report import answer_metrics
+from ..tokenization_traffic_vlm import ANSWER_TOKENS
 from .collator import TrafficCollator
-from .model import prepare_model, start_message
+from .model import prepare_model
 from .options import TrainOptions
 from .publish import publish, write_card
-from .rows import check_rows, draw_rows, has_answers_in_words, mix_rows, open_datasets, own_words, sources_of
-from .trainer import BEFORE_FILE, StartEpoch, TrafficTrainer, claim_run, last_checkpoint
-from .words import add_words
-
-
-MAY_CHANGE = ("attn_implementation", "from_scratch", "eval_sizes")  # when a run is resumed
+from .rows import draw_rows, mix_rows, open_datasets, own_questions, sources_of
+from .trainer import BEFORE_FILE, StartEpoch, TrafficTrainer, last_checkpoint
+from .words import add_words, content_words
 
 
 def train(arguments: TrainingArguments, options: TrainOptions) -> None:
@@ -36,108 +30,76 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
         OSError: the disk is full, or the Hub does not take the finished folder, for example. That folder is complete
             by then; scripts/push_to_hub.py pushes it.
     """
-    check_arguments(arguments, options)
+    if arguments.n_gpu > 1:  # DataParallel would separate rows of text from their images
+        raise ValueError(f"start one process for each GPU: torchrun --nproc_per_node {arguments.n_gpu}")
+    if arguments.dataloader_persistent_workers:
+        raise ValueError("--dataloader_persistent_workers must be false: they would repeat the first epoch")
     folder, evaluates, asks = Path(arguments.output_dir), arguments.eval_strategy != "no", options.questions_per_image
-    report = print if arguments.should_log else lambda line: None
-    report(start_message(options))
     rows = open_datasets(options.train_dataset, prefer="train")
     held = open_datasets(options.eval_dataset) if evaluates else []
-    claim_run(folder, options_to_keep(arguments, options) | {"images": list(map(len, rows))})
-    torch.manual_seed(arguments.seed)
-
     sources, loss_weights = sources_of(rows), options.loss_weights()
+
+    torch.manual_seed(arguments.seed)
     model, processor = prepare_model(options, len(sources))
-    vision = model.config.vision_config if asks else model.tower.config
-    checkpoint, own = arguments.resume_from_checkpoint or last_checkpoint(folder), set()
+    vision, own = model.config.vision_config if asks else model.tower.config, []
     if asks:
         processor.tokenizer = add_words(model, processor.tokenizer, options.add_words)
-        for dataset in (*rows, *held):
-            check_rows(dataset, processor)
-        own = set().union(*(own_words(dataset, processor) for dataset in rows))
-        processor.own_questions |= any(has_answers_in_words(dataset, processor) for dataset in rows)
+        own_questions(held, processor)
+        own = own_questions(rows, processor)
+        processor.own_questions |= any(processor.tokenizer.tokenize(text)[0] not in ANSWER_TOKENS for _, text in own)
         mixture, eval_rows, note = mix_rows(rows, held, arguments, options)
     else:
         mixture, eval_rows, note = draw_rows(rows, held, arguments, options, vision.image_size)
-    if note:
-        report(note)
+    if note and arguments.should_log:
+        print(note)
+
     targets = {}
     if loss_weights:  # a training without auxiliary losses loads none of their code
         from .auxiliary.targets import make_targets
 
         targets = make_targets(loss_weights, processor, vision, sources)
-    collator = TrafficCollator(
-        processor, asks, options.question_types, arguments.seed, paraphrases=options.paraphrases, targets=targets
-    )
-
+    collator = TrafficCollator(processor, asks, arguments.seed, paraphrases=options.paraphrases, targets=targets)
     push, arguments.push_to_hub = arguments.push_to_hub, False  # the finished folder is pushed, not each checkpoint
     arguments.eval_on_start = evaluates and asks > 0  # a baseline for later evaluations
+    arguments.load_best_model_at_end &= not options.average_decay
     arguments.dataloader_pin_memory &= arguments.device.type != "cpu"  # torch warns that it does nothing there
-    trainer = TrafficTrainer(
-        model,
-        arguments,
-        collator,
-        mixture,
-        eval_rows,
-        processor,
-        loss_weights=loss_weights,
-        average_decay=options.average_decay,
-        eval_sizes=() if asks else options.eval_sizes or (vision.image_size,),
-        callbacks=[StartEpoch(mixture, collator)] if asks else [],
-    )
-    if checkpoint:
-        report(f"resuming from {checkpoint}")
+    parts = (model, arguments, collator, mixture, eval_rows, processor)
+    if asks:
+        trainer = TrafficTrainer(*parts, average_decay=options.average_decay, loss_weights=loss_weights)
+        trainer.add_callback(StartEpoch(mixture, collator))
+    else:
+        from .auxiliary.tower import TowerTrainer
+
+        sizes = options.eval_sizes or [vision.image_size]
+        trainer = TowerTrainer(*parts, average_decay=options.average_decay, eval_sizes=sizes)
+
+    checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
+    if checkpoint and arguments.should_log:
+        print(f"resuming from {checkpoint}")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     trainer.check_weights()
-    if not asks:
-        finish_tower(trainer)
-    elif trainer.is_world_process_zero():
-        trainer.average.swap()
-        finish(trainer, processor, options, note, own)
+    trainer.average.swap()
+    if asks and trainer.is_world_process_zero():
+        finish(trainer, options, note, content_words((text for pair in own for text in pair), processor.tokenizer))
         if push:
             token, private = arguments.hub_token, arguments.hub_private_repo
             publish(folder, arguments.hub_model_id or folder.name, token=token, private=private)
+    elif trainer.is_world_process_zero():
+        trainer.finish()
     trainer.accelerator.wait_for_everyone()  # a process that ends first would abort the others
     trainer.accelerator.end_training()
 
 
-def check_arguments(arguments: TrainingArguments, options: TrainOptions) -> None:
-    """Raise a ValueError for arguments of the library that do not work here."""
-    base, gpus = options.model_name_or_path, arguments.n_gpu
-    if gpus > 1:  # DataParallel would separate rows of text from their images
-        message = f"start one process for each GPU: torchrun --nproc_per_node {gpus}, or set CUDA_VISIBLE_DEVICES=0"
-        raise ValueError(message)
-    if arguments.dataloader_persistent_workers:
-        raise ValueError(
-            "--dataloader_persistent_workers must be false: such workers would draw the first epoch in every epoch"
-        )
-    if options.average_decay and arguments.load_best_model_at_end:
-        raise ValueError("--average_decay averages the weights of the whole run: add --load_best_model_at_end false")
-    if base and os.path.realpath(base) == os.path.realpath(arguments.output_dir):
-        raise ValueError(
-            f"--output_dir {arguments.output_dir} is the folder of --model_name_or_path, whose weights would be lost"
-        )
-    if not options.questions_per_image and arguments.eval_strategy != "no" and not options.eval_dataset:
-        raise ValueError("a tower alone is evaluated on other images: pass --eval_dataset, or --eval_strategy no")
-
-
-def options_to_keep(arguments: TrainingArguments, options: TrainOptions) -> dict[str, Any]:
-    """The options that must stay the same when a run is resumed."""
-    kept = {name: value for name, value in asdict(options).items() if name not in MAY_CHANGE}
-    kept |= {"learning_rate": arguments.learning_rate, "seed": arguments.seed}
-    has_photographs = set(options.train_dataset) != {SYNTHETIC}
-    evaluates = arguments.eval_strategy != "no"
-    return kept | {"holds_back_images": evaluates and not options.eval_dataset and has_photographs}
-
-
-def finish(trainer: TrafficTrainer, processor: Any, options: TrainOptions, note: str, own: Collection[str]) -> None:
-    """Save the finished model with its card, and print the verdict. `own`: the words of the user's own questions."""
+def finish(trainer: TrafficTrainer, options: TrainOptions, note: str, own_words: set[str]) -> None:
+    """Save the finished model with its card, and print the verdict."""
     folder, base = Path(trainer.args.output_dir), options.model_name_or_path
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    processor: Any = trainer.processing_class
     model.config.use_cache = True  # the library's Trainer turns it off
     answers = None if trainer.eval_dataset is None else trainer.answers(model, trainer.eval_dataset)
     if processor.taught is not None:  # else it is not known what the weights were taught before
         # Without the words of the user's own questions, these would have no answer.
-        processor.taught = sorted({*processor.taught, *trainer.asked.often(processor.tokenizer), *own})
+        processor.taught = sorted({*processor.taught, *trainer.asked.often(processor.tokenizer), *own_words})
     save_folder(model, processor, folder)
     named = "the model with the new tower" if base and options.vision_tower else "the model"
     verdict, before, after = judge(folder / BEFORE_FILE, answers, named)
@@ -148,27 +110,7 @@ def finish(trainer: TrafficTrainer, processor: Any, options: TrainOptions, note:
     print("checkpoint-* (to resume this training) and runs (logs) in it can be deleted.")
 
 
-def finish_tower(trainer: TrafficTrainer) -> None:
-    """Save and evaluate a tower that was trained alone."""
-    folder = Path(trainer.args.output_dir)
-    step, log = trainer.state.global_step, trainer.state.log_history
-    if trainer.eval_dataset is not None:
-        if not any(name.startswith("eval_") for entry in log if entry["step"] == step for name in entry):
-            trainer.evaluate()
-    elif trainer.is_world_process_zero():
-        from .auxiliary.tower import write_tower
-
-        trainer.average.swap()
-        write_tower(trainer.accelerator.unwrap_model(trainer.model), None, folder)
-    if trainer.is_world_process_zero():
-        print(
-            f"The tower is in {folder / 'tower'}. checkpoint-* (to resume this training) in {folder} can be deleted."
-        )
-
-
-def judge(
-    path: Path, answers: pd.DataFrame | None, model: str = "the model"
-) -> tuple[str, dict[str, float], dict[str, float]]:
+def judge(path: Path, answers: pd.DataFrame | None, model: str) -> tuple[str, dict[str, float], dict[str, float]]:
     """(verdict, metrics before, metrics after) of a training; the metrics are empty without an evaluation.
 
     Args:
@@ -190,11 +132,8 @@ def save_folder(model: Any, processor: Any, folder: Path) -> None:
 
     The model is converted to bfloat16; the training head stays in float32.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".save-*"):  # by a run that was killed here
-        shutil.rmtree(left)
     training_head = model._modules.pop("training_head", None)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".save-") as temporary:
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
         if training_head is not None:
             from .auxiliary.head import save_training_head
 
@@ -202,5 +141,5 @@ def save_folder(model: Any, processor: Any, folder: Path) -> None:
         model.bfloat16().save_pretrained(temporary)
         processor.save_pretrained(temporary)
         for path in Path(temporary).iterdir():
-            path.chmod(FILE_MODE)  # safetensors makes its files readable for their owner only
-            shutil.move(path, folder / path.name)
+            with atomic_write(folder / path.name) as complete:
+                shutil.move(path, complete)

@@ -1,14 +1,13 @@
-"""The library's Trainer with auxiliary losses and our metrics; it stops at NaN, and can average weights.
+"""The library's Trainer with a stop at NaN and averaged weights; for questions, with auxiliary losses and our metrics.
 
 batch of `TrafficCollator` → answer loss + presence, grounding, intermediate, consistency and agreement losses
 evaluation → `quick_metrics`, the same metrics as in `scripts/evaluate.py`
 
-A batch without questions trains a tower alone (`auxiliary/tower.py`).
+`auxiliary/tower.py` has the Trainer of a tower alone.
 """
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,9 @@ from torch import nn
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback
 
-from ..common.files import atomic_write, claim
+from ..common.files import atomic_write
 from ..evaluation.predict import predict
 from ..evaluation.report import quick_metrics
-from .drawing import mixed_weight
 from .words import AskedWords
 
 
@@ -34,27 +32,8 @@ ADVICE = "training stops, and no checkpoint is affected. A smaller --learning_ra
 
 def last_checkpoint(folder: Path) -> Path | None:
     """The newest complete checkpoint; the library writes `trainer_state.json` last."""
-    complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json") if _is_json(path)]
+    complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
     return max(complete, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
-
-
-def _is_json(path: Path) -> bool:
-    try:
-        json.loads(path.read_text())
-    except ValueError:
-        return False
-    return True
-
-
-def claim_run(folder: Path, options: dict[str, Any]) -> None:
-    """Record the options of a run in its folder, beside its checkpoints.
-
-    Raises:
-        DataError: the folder has checkpoints of a run with other options.
-    """
-    if last_checkpoint(folder) is None:
-        (folder / ".options.json").unlink(missing_ok=True)  # of a run that ended before its first checkpoint
-    claim(folder, options)
 
 
 class AverageWeights(TrainerCallback):
@@ -76,11 +55,9 @@ class AverageWeights(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Continue the average of the checkpoint that training resumes from."""
-        path = self._path(args, state)
+        path = self.path(args, state)
         if path.is_file():
             self.values = load_file(path, str(next(self.model.parameters()).device))
-        elif state.global_step:  # a checkpoint of another folder
-            print(f"{path} does not exist: the average starts again from this checkpoint")
 
     @torch.no_grad()
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -89,13 +66,9 @@ class AverageWeights(TrainerCallback):
         decay = min(self.decay, state.global_step / (state.global_step + 10))
         torch._foreach_lerp_([self.values[name] for name in weights], list(weights.values()), 1 - decay)
 
-    def save(self, args: Any, state: Any) -> None:
-        """Write the averages into the checkpoint of the current step."""
-        with atomic_write(self._path(args, state)) as temporary:
-            save_file(self.values, temporary)
-
     @staticmethod
-    def _path(args: Any, state: Any) -> Path:
+    def path(args: Any, state: Any) -> Path:
+        """The file of the averages in the checkpoint of the current step."""
         return Path(args.output_dir) / f"checkpoint-{state.global_step}" / AVERAGE_FILE
 
     @torch.no_grad()
@@ -108,48 +81,27 @@ class AverageWeights(TrainerCallback):
             value.copy_(last)
 
 
-class TrafficTrainer(Trainer):
-    """`Trainer` for batches of `TrafficCollator`. It evaluates on rows of a dataset.
+class AveragingTrainer(Trainer):
+    """A `Trainer` that stops at NaN, can average weights, and evaluates on rows of a dataset by `figures`.
 
     To look for NaN at each step, the CPU would wait for the GPU.
 
     Args:
-        loss_weights: weights of the auxiliary losses by name, of `options.LOSSES`; a loss without a weight is not
-            computed. "presence" needs a model with a training head.
         average_decay: of averaged weights; 0 averages none.
-        eval_sizes: of a `TowerModel`: sides of the images in pixels; the first one gives the metrics.
 
     Attributes:
         average: the averaged weights, which are in each checkpoint, too.
-        asked: counts of the words of the questions of the training so far; only if questions are asked.
 
     Raises:
         FloatingPointError: in training, if the loss of a log, or a weight of a checkpoint, is NaN or infinite; the
             checkpoint is not written.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        loss_weights: Mapping[str, float] | None = None,
-        average_decay: float = 0.0,
-        eval_sizes: Sequence[int] = (),
-        **kwargs: Any,
-    ):
+    def __init__(self, *args: Any, average_decay: float = 0.0, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.loss_weights, self.eval_sizes = loss_weights or {}, eval_sizes
-        self.recording: Any = nullcontext
-        if self.loss_weights:  # a training without them loads none of their code
-            from .auxiliary.losses import recording
-
-            self.recording = recording
-        self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
         self.average = AverageWeights(self.model, average_decay)
         if average_decay:
             self.add_callback(self.average)
-        if not eval_sizes:  # questions are asked
-            self.asked = AskedWords(self.model.config.get_text_config())
-            self.add_callback(self.asked)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """The names of matrices and kernels: biases and the weights of norms do not decay."""
@@ -159,21 +111,89 @@ class TrafficTrainer(Trainer):
         """In order: `Mixture` and `Drawing` draw at random."""
         return SequentialSampler(self.train_dataset)
 
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if not math.isfinite(logs.get("loss", 0.0)):
+            raise FloatingPointError(f"the loss is NaN or infinite at step {self.state.global_step}: {ADVICE}")
+        super().log(logs, *args, **kwargs)
+
+    def check_weights(self) -> None:
+        """Raise FloatingPointError if a weight is NaN or infinite, as after a gradient of NaN."""
+        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
+            raise FloatingPointError(f"weights are NaN or infinite at step {self.state.global_step}: {ADVICE}")
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self.check_weights()
+        if self.average.values and self.is_world_process_zero():
+            # First: older checkpoints are deleted as soon as the library has written its own files.
+            with atomic_write(self.average.path(self.args, self.state)) as temporary:
+                save_file(self.average.values, temporary)
+        super()._save_checkpoint(*args, **kwargs)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """The `figures` of the evaluation rows, with the prefix `eval_`: of the averaged weights, if there are any.
+
+        Raises:
+            ValueError: the metric that selects the best checkpoint is not among them.
+        """
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        self.check_weights()
+        self.average.swap()
+        with self.accelerator.autocast():
+            figures = self.figures(rows)
+        self.average.swap()
+        best = (self.args.metric_for_best_model or "").removeprefix("eval_")
+        if best and best not in figures:
+            raise ValueError(
+                f"--metric_for_best_model {best} is not known of the evaluation images ({len(rows)}): pass more "
+                f"with --eval_dataset and --max_eval_images, or choose another metric: {', '.join(figures)}"
+            )
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
+        self.log(metrics)
+        self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def figures(self, rows: Any) -> dict[str, float]:
+        """Metrics of the model by name."""
+        raise NotImplementedError
+
+
+class TrafficTrainer(AveragingTrainer):
+    """Trains a full model on questions, with auxiliary losses, from batches of `TrafficCollator`.
+
+    Args:
+        loss_weights: weights of the auxiliary losses by name, of `options.LOSSES`; a loss without a weight is not
+            computed. "presence" needs a model with a training head.
+
+    Attributes:
+        asked: counts of the words of the questions of the training so far.
+    """
+
+    def __init__(self, *args: Any, loss_weights: Mapping[str, float] | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.loss_weights = loss_weights or {}
+        self.recording: Any = nullcontext
+        if self.loss_weights:  # a training without them loads none of their code
+            from .auxiliary.losses import recording
+
+            self.recording = recording
+        self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
+        self.asked = AskedWords(self.model.config.get_text_config())
+        self.add_callback(self.asked)
+
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The loss of the answers plus the weighted auxiliary losses. Each is also added to the means of the log."""
-        targets = inputs.pop("targets")
-        if "labels" not in inputs:  # the tower alone
-            mixed = mixed_weight(self.args.seed, self.state.global_step, self.state.max_steps)
-            outputs = model(**inputs, **targets["presence"], mixed=mixed)
-            return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
-        self.asked.add(inputs["input_ids"], inputs["labels"], inputs["segment_ids"])
-        inputs["pixel_values"] = self._normalized(inputs["pixel_values"])
-        inputs["use_cache"], labels = False, inputs["labels"]  # label smoothing removes the labels
+        targets, labels = inputs.pop("targets"), inputs["labels"]  # label smoothing removes the labels
+        self.asked.add(inputs["input_ids"], labels, inputs["segment_ids"])
+        inputs["pixel_values"], inputs["use_cache"] = self._normalized(inputs["pixel_values"]), False
         with self.recording(self.accelerator.unwrap_model(model)) as recorded:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        self._count_answers(outputs.logits[:, :-1], labels[:, 1:])
+        # The loss itself will not do for the log: it is multiplied by the number of processes, and smoothed.
+        guess, truth = outputs.logits.detach()[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
+        self._add("answer_loss", nn.functional.cross_entropy(guess, truth, reduction="sum"), (truth >= 0).sum())
         if self.loss_weights:
             # Without num_items_in_batch the library itself divides by the number of accumulated passes.
             fraction = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
@@ -191,23 +211,6 @@ class TrafficTrainer(Trainer):
         mean, std = (values.to(pixels.device, non_blocking=True) for values in (mean, std))
         return (pixels * options.rescale_factor - mean) / std
 
-    @torch.no_grad()
-    def _count_answers(self, guess: torch.Tensor, truth: torch.Tensor) -> None:
-        """Add the cross-entropy of the answers and the number of right yes/no answers to the means of the log.
-
-        The loss will not do: it is multiplied by the number of processes, and label smoothing changes it.
-
-        Args:
-            guess: logits [R,L,V] of the tokens `truth` [R,L], which are negative where none is learned.
-        """
-        entropy = nn.functional.cross_entropy(guess.flatten(0, 1).float(), truth.flatten(), reduction="sum")
-        self._add("answer_loss", entropy, (truth >= 0).sum())
-        text = self.model.config.get_text_config()
-        log_odds = guess[..., text.yes_token_id] - guess[..., text.no_token_id]
-        is_yes, is_no = truth == text.yes_token_id, truth == text.no_token_id
-        right = (is_yes & (log_odds > 0)) | (is_no & (log_odds <= 0))
-        self._add("yes_no_accuracy", right.sum(), (is_yes | is_no).sum())
-
     def _add(self, name: str, value: torch.Tensor, count: torch.Tensor | int = 1) -> None:
         """Add to a mean of the log. Values stay tensors until then: reading one would wait for the GPU."""
         total, number = self.sums.get(name, (0.0, 0))
@@ -215,79 +218,28 @@ class TrafficTrainer(Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log training steps with the means since the last log, and `perplexity`, exp of the answer loss."""
-        if not math.isfinite(logs.get("loss", 0.0)):
-            raise FloatingPointError(f"the loss is NaN or infinite at step {self.state.global_step}: {ADVICE}")
         if "loss" in logs:
             means = {name: float(total) / max(1, int(count)) for name, (total, count) in self.sums.items()}
             self.sums = {}
-            if "answer_loss" in means:
-                means["perplexity"] = math.exp(min(means["answer_loss"], 50.0))
+            means["perplexity"] = math.exp(min(means["answer_loss"], 50.0))
             logs = logs | {name: round(mean, 4) for name, mean in means.items()}
         super().log(logs, *args, **kwargs)
 
-    def check_weights(self) -> None:
-        """Raise FloatingPointError if a weight is NaN or infinite, as after a gradient of NaN."""
-        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
-            raise FloatingPointError(f"weights are NaN or infinite at step {self.state.global_step}: {ADVICE}")
-
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        self.check_weights()
-        if self.average.values and self.is_world_process_zero():
-            # First: older checkpoints are deleted as soon as the library has written its own files.
-            self.average.save(self.args, self.state)
-        super()._save_checkpoint(*args, **kwargs)
-
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """The metrics of the evaluation rows, with the prefix `eval_`: of the averaged weights, if there are any.
-
-        Raises:
-            ValueError: the metric that selects the best checkpoint is not among them.
-        """
-        rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        self.check_weights()
-        self.average.swap()
-        figures = self._evaluate_tower(rows) if self.eval_sizes else self._evaluate_answers(rows)
-        self.average.swap()
-        best = (self.args.metric_for_best_model or "").removeprefix("eval_")
-        if best and best not in figures:
-            raise ValueError(
-                f"--metric_for_best_model {best} is not known of the evaluation images ({len(rows)}): pass more "
-                f"with --eval_dataset and --max_eval_images, or choose another metric: {', '.join(figures)}"
-            )
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
-        self.log(metrics)
-        self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def _evaluate_answers(self, rows: Any) -> dict[str, float]:
+    def figures(self, rows: Any) -> dict[str, float]:
         """The `quick_metrics` of rows. Before training, the answers are kept."""
         answers = self.answers(self.model, rows)
         if self.state.global_step == 0 and self.is_world_process_zero():
             with atomic_write(Path(self.args.output_dir) / BEFORE_FILE) as temporary:
                 answers.to_parquet(temporary)
-        with self.accelerator.autocast():
-            batch_size = self.args.per_device_eval_batch_size
-            figures = quick_metrics(self.model, self.processing_class, rows, batch_size, answers)
+        figures = quick_metrics(self.model, self.processing_class, rows, self.args.per_device_eval_batch_size, answers)
         if not figures:
             raise ValueError("no evaluation image has a question: pass others with --eval_dataset")
         return figures
 
-    def _evaluate_tower(self, rows: Any) -> dict[str, float]:
-        """Balanced accuracy and AUC of a tower alone; tower/, answers.parquet and report.md are written."""
-        from .auxiliary.tower import answer_presence, presence_metrics, write_tower
-
-        with self.accelerator.autocast():
-            answers = answer_presence(self.model, rows, self.eval_sizes)
-        if self.is_world_process_zero():
-            write_tower(self.model, answers, Path(self.args.output_dir))
-        return presence_metrics(answers[answers["size"] == self.eval_sizes[0]])
-
-    def answers(self, model: Any, rows: Any, **options: Any) -> pd.DataFrame:
+    def answers(self, model: Any, rows: Any) -> pd.DataFrame:
         """Table of `predict` in the precision of the training. The model is in evaluation mode from then on."""
         with self.accelerator.autocast():
-            return predict(model.eval(), self.processing_class, rows, self.args.per_device_eval_batch_size, **options)
+            return predict(model.eval(), self.processing_class, rows, self.args.per_device_eval_batch_size)
 
 
 class StartEpoch(TrainerCallback):

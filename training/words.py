@@ -4,7 +4,7 @@
 packed questions and answers → counts of words → words that are taught from then on
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,11 @@ def add_words(model: Any, tokenizer: TrafficVLMTokenizer, options: Sequence[str]
                 weight[changed.convert_tokens_to_ids(word)] = weight[ids].mean(0)
     model.generation_config.suppress_tokens = changed.reserved_ids or None
     return changed
+
+
+def content_words(texts: Iterable[str], tokenizer: TrafficVLMTokenizer) -> set[str]:
+    """The content words of questions and answers."""
+    return {word for text in texts for word in tokenizer.tokenize(text) if is_content_word(word)}
 
 
 class AskedWords(TrainerCallback, ExportableState):  # type: ignore[misc]

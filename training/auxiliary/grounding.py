@@ -13,25 +13,41 @@ import numpy as np
 from ...data.questions import Question
 from ...data.scene import CLASSES, Scene, is_a, resampling
 from ...data.truth import MIN_VISIBLE, Box
-from .patches import box_coverage
 
 
 MIN_COVERAGE = 0.25  # fraction of a patch that an object must cover
 
 
+def interval_coverage(low: np.ndarray, high: np.ndarray, count: int) -> np.ndarray:
+    """Fraction [N,count] of each of `count` equal parts of 0..1 that the intervals low..high, each [N], cover."""
+    edges = np.arange(count + 1) / count
+    overlap = np.minimum(edges[1:], high[:, None]) - np.maximum(edges[:-1], low[:, None])
+    return overlap.clip(0) * count
+
+
+def box_patches(boxes: Sequence[Box], scene: Scene, grid: tuple[int, int]) -> np.ndarray:
+    """Fraction [N,rows,columns] of each patch that N boxes, in pixels of the scene, cover.
+
+    The patch of a box's center counts as covered, however small the box is: small objects would vanish otherwise.
+    """
+    left, top, right, bottom = (np.array(boxes).reshape(-1, 4) / np.array([scene.width, scene.height] * 2)).T
+    rows, columns = interval_coverage(top, bottom, grid[0]), interval_coverage(left, right, grid[1])
+    covered = rows[:, :, None] * columns[:, None, :]
+    row = ((top + bottom) / 2 * grid[0]).astype(int).clip(0, grid[0] - 1)
+    column = ((left + right) / 2 * grid[1]).astype(int).clip(0, grid[1] - 1)
+    covered[np.arange(len(boxes)), row, column] = 1
+    return covered
+
+
 def object_patches(scene: Scene, grid: tuple[int, int]) -> np.ndarray:
     """Fraction [N,rows,columns] of each patch that the mask or box of each of the scene's N objects covers."""
-    covered = _box_patches([item.box for item in scene.objects], scene, grid)
+    covered = box_patches([item.box for item in scene.objects], scene, grid)
     for index, item in enumerate(scene.objects):
         if item.coverage is not None:
             mask = np.asarray(item.coverage)
             rows, columns = resampling(0, 1, grid[0], len(mask)), resampling(0, 1, grid[1], len(mask[0]))
             covered[index] = rows @ mask @ columns.T
     return covered
-
-
-def _box_patches(boxes: Sequence[Box], scene: Scene, grid: tuple[int, int]) -> np.ndarray:
-    return box_coverage(np.array(boxes).reshape(-1, 4) / np.array([scene.width, scene.height] * 2), grid)
 
 
 def word_patches(
@@ -51,7 +67,7 @@ def word_patches(
         if category not in CLASSES:
             continue
         if question.boxes and question.key[2:3] == ("any",):
-            named = _box_patches(question.boxes, scene, covered.shape[1:])
+            named = box_patches(question.boxes, scene, covered.shape[1:])
         else:
             alike = [is_a(item.category, category) and item.visible >= MIN_VISIBLE for item in scene.objects]
             named = covered[np.array(alike, bool)]

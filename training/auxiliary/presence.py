@@ -32,7 +32,7 @@ MIN_SIDE = 5.0  # pixels, when the shorter side of the image is resized to 224
 PATCH_PRESENT, PATCH_ABSENT = 0.5, 0.03  # fraction of a patch that is covered
 
 
-def _questions() -> dict[str, tuple[int, int]]:
+def _questions() -> dict[tuple[str, ...], tuple[int, int]]:
     found = {}
     for name in (*BOXED, *WHOLE_ONLY):
         category = CLASS_OF.get(name, name)
@@ -47,19 +47,18 @@ def _questions() -> dict[str, tuple[int, int]]:
             if asked in SCENE_ATTRIBUTES[attribute] and asked != "other":
                 question_id = f"{attribute.replace(' ', '_')}/{attribute}/is/{asked}"
                 found[question_id] = (INDEX[f"{field}: {value}"], 0)
-    return found
+    return {tuple(question_id.split("/")): place for question_id, place in found.items()}
 
 
-# Yes/no questions that the query head answers: {question id: (index of the category, index of the region)}.
+# Yes/no questions that the query head answers: {key: (index of the category, index of the region)}.
 HEAD_QUESTIONS = _questions()
-KEYS = {tuple(question_id.split("/")): place for question_id, place in HEAD_QUESTIONS.items()}
-ASKED = set(KEYS.values())
+ASKED = set(HEAD_QUESTIONS.values())
 
 
 def region_targets(truth: GroundTruth) -> np.ndarray:
     """Presence int8 [C,4] in the whole image and in its thirds, by the answers to questions about it."""
     scene, region = truth.scene, np.full((len(CATEGORIES), len(REGIONS)), -1, np.int8)
-    for key, place in KEYS.items():
+    for key, place in HEAD_QUESTIONS.items():
         region[place] = _to_target(truth.find(key))
     for field, (attribute, values) in SCENE_ATTRIBUTE_OF.items():  # values that become "other" have no question
         known = scene.scene_attributes.get(attribute)

@@ -1,4 +1,4 @@
-"""The vision tower alone with its query head: the model that trains without a decoder, and its evaluation.
+"""The vision tower alone with its query head: the model that trains without a decoder, its Trainer and evaluation.
 
     pixels → tower → tokens [B,P,C] → QueryHead → region and patch logits ↔ `PresenceLoss`
 
@@ -22,7 +22,9 @@ from ...evaluation import markdown
 from ...evaluation.metrics import auc, balanced_accuracy, by_group
 from ...images_traffic_vlm import to_rgb
 from ...vision_traffic_vlm import TrafficVLMBatchNorm2d
+from ..drawing import mixed_weight
 from ..model import load_tower
+from ..trainer import AveragingTrainer
 from .head import PresenceLoss, QueryHead, load_training_head, save_training_head
 from .presence import CATEGORIES, REGIONS, region_targets
 
@@ -76,6 +78,42 @@ class TowerModel(nn.Module):
         return {"loss": mixed * self.loss(logits, region, patch, source) + (1 - mixed) * neighbor}
 
 
+class TowerTrainer(AveragingTrainer):
+    """Trains a `TowerModel`.
+
+    Args:
+        eval_sizes: sides of the images in pixels, in evaluation; the first one gives the metrics.
+    """
+
+    def __init__(self, *args: Any, eval_sizes: Sequence[int], **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.eval_sizes = eval_sizes
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        mixed = mixed_weight(self.args.seed, self.state.global_step, self.state.max_steps)
+        outputs = model(inputs["pixel_values"], **inputs["targets"]["presence"], mixed=mixed)
+        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+    def figures(self, rows: Any) -> dict[str, float]:
+        """Balanced accuracy and AUC, as far as they are known."""
+        answers = answer_presence(self.model, rows, self.eval_sizes[:1])
+        figures = {"balanced_accuracy": balanced_accuracy(answers), "auc": auc(answers)}
+        return {name: value for name, value in figures.items() if value is not None}
+
+    def finish(self) -> None:
+        """Write the tower, and evaluate it at all sizes."""
+        folder, answers = Path(self.args.output_dir), None
+        if self.eval_dataset is not None:
+            with self.accelerator.autocast():
+                answers = answer_presence(self.model, self.eval_dataset, self.eval_sizes)
+        write_tower(self.accelerator.unwrap_model(self.model), answers, folder)
+        print(
+            f"The tower is in {folder / 'tower'}. checkpoint-* (to resume this training) in {folder} can be deleted."
+        )
+
+
 def load_tower_model(name: str) -> TowerModel:
     """The tower of a folder with its query head. Raises a ValueError if there is no head."""
     head = load_training_head(name)
@@ -97,12 +135,6 @@ def write_tower(model: TowerModel, answers: pd.DataFrame | None, folder: Path) -
     atomic_write_text(folder / "report.md", text + "\n")
 
 
-def presence_metrics(answers: pd.DataFrame) -> dict[str, float]:
-    """Balanced accuracy and AUC of a table of answers, as far as they are known."""
-    figures = {"balanced_accuracy": balanced_accuracy(answers), "auc": auc(answers)}
-    return {name: value for name, value in figures.items() if value is not None}
-
-
 def answer_presence(model: TowerModel, rows: Any, sizes: Sequence[int]) -> pd.DataFrame:
     """Table of the known answers about rows with scenes at sides of these sizes, for `evaluation.metrics`.
 
@@ -114,8 +146,7 @@ def answer_presence(model: TowerModel, rows: Any, sizes: Sequence[int]) -> pd.Da
     table = pd.DataFrame({**named, "category": np.array(CATEGORIES)[category], "region": np.array(REGIONS)[region]})
     table["question_id"] = table["category"] + "/" + table["region"]
     table["truth"] = np.where(truth[known] == 1, "yes", "no")
-    tables = [table.assign(size=size, p_yes=predict_presence(model, rows, size)[known]) for size in sizes]
-    answers = pd.concat(tables)
+    answers = pd.concat([table.assign(size=size, p_yes=predict_presence(model, rows, size)[known]) for size in sizes])
     return answers.assign(is_right=(answers["p_yes"] > 0.5) == (answers["truth"] == "yes"))
 
 
