@@ -14,7 +14,7 @@ import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice, product
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -64,7 +64,7 @@ class TrafficVLM:
     def __init__(self, config: TrafficVLMConfig, processor: TrafficVLMProcessor):
         self.model, self.processor = TrafficVLMForConditionalGeneration(config).eval(), processor
 
-    def inputs(self, pixel_values: torch.Tensor, text: Any) -> dict[str, torch.Tensor]:
+    def inputs(self, pixel_values: torch.Tensor, text: Any) -> dict[str, Any]:
         """The arguments of `generate` for one question, or of `score_yes_no` for a list of questions an image."""
         options: Any = {"packed": not isinstance(text, str), "on_unknown": "ignore", "return_tensors": "pt"}
         return {**self.processor(text=text, **options).to(pixel_values.device), "pixel_values": pixel_values}
@@ -95,7 +95,7 @@ class PaliGemma:
         self.model, self.processor = PaliGemmaForConditionalGeneration(peer).eval(), processor
         self.image_tokens = (vision["image_size"] // vision["patch_size"]) ** 2
 
-    def inputs(self, pixel_values: torch.Tensor, text: Any) -> dict[str, torch.Tensor]:
+    def inputs(self, pixel_values: torch.Tensor, text: Any) -> dict[str, Any]:
         """The arguments of `forward`: one question or N about each of I images, padded on the left to [I·N,L]."""
         questions, pad = [text] if isinstance(text, str) else list(text), self.model.config.text_config.pad_token_id
         question_ids = self.processor(text=questions, on_unknown="ignore")["input_ids"]
@@ -123,9 +123,8 @@ Models = Mapping[str, TrafficVLM | PaliGemma]  # by the title of their column
 
 def make_questions(count: int) -> list[str]:
     """`count` yes/no questions of 6 to 11 tokens; from the 53rd on they repeat."""
-    return list(
-        islice(cycle(template.format(name) for name, template in product(NAMES.split(", "), TEMPLATES)), count)
-    )
+    texts = [template.format(name) for name in NAMES.split(", ") for template in TEMPLATES]
+    return (texts * count)[:count]
 
 
 def measure(options: BenchmarkOptions, models: Models) -> dict[str, dict[str, str]]:
@@ -136,15 +135,10 @@ def measure(options: BenchmarkOptions, models: Models) -> dict[str, dict[str, st
     for count in options.questions:
         runs = {name: one.yes_no(pixels, make_questions(count)) for name, one in models.items()}
         rows[f"images: {options.images}, questions: {count}"] = time_in_turns(runs)
-    runs = {name: generation(one, pixels[:1], options.new_tokens) for name, one in models.items()}
+    length = {"min_new_tokens": options.new_tokens, "max_new_tokens": options.new_tokens, "do_sample": False}
+    asked = {name: one.inputs(pixels[:1], "What is ahead?") | length for name, one in models.items()}
+    runs = {name: partial(models[name].model.generate, **inputs) for name, inputs in asked.items()}
     return rows | {f"tokens: {options.new_tokens}": time_in_turns(runs)}
-
-
-def generation(one: TrafficVLM | PaliGemma, pixels: torch.Tensor, new_tokens: int) -> Run:
-    """A run that greedily generates `new_tokens` tokens."""
-    inputs: dict[str, Any] = one.inputs(pixels, "What is ahead?")
-    inputs |= {"do_sample": False, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
-    return lambda: one.model.generate(**inputs)
 
 
 def time_in_turns(runs: Mapping[str, Run]) -> dict[str, str]:

@@ -11,44 +11,29 @@ from traffic_vlm.scripts import benchmark
 
 
 CONFIG = TrafficVLMConfig(TINY_TOWER | {"hidden_size": 32, "image_size": 64}, TINY_TEXT)
-MODELS = (benchmark.TrafficVLM, benchmark.PaliGemma)
+MODELS = {"Traffic VLM": benchmark.TrafficVLM, "PaliGemma": benchmark.PaliGemma}
 
 
-@pytest.fixture
-def models(processor):
-    return {model_class.__name__: model_class(CONFIG, processor) for model_class in MODELS}
-
-
-def test_models_have_the_same_size(processor):
-    with torch.device("meta"):
-        ours, peer = (model_class(TrafficVLMConfig(), processor).model.num_parameters() for model_class in MODELS)
-    assert ours == pytest.approx(peer, rel=0.05)
-
-
-@pytest.mark.parametrize("name", ["TrafficVLM", "PaliGemma"])
-def test_an_answer_does_not_depend_on_other_questions_and_images(models, name):
-    images, questions = torch.randn(2, 3, 64, 64), benchmark.make_questions(40)
-    together = models[name].yes_no(images, questions)()
-    alone = models[name].yes_no(images[1:], questions[:1])()  # shorter than others
+@pytest.mark.parametrize("name", MODELS)
+def test_an_answer_does_not_depend_on_other_questions_and_images(name, processor):
+    torch.manual_seed(0)
+    model, images, questions = MODELS[name](CONFIG, processor), torch.randn(2, 3, 64, 64), benchmark.make_questions(40)
+    together = model.yes_no(images, questions)()
+    alone = model.yes_no(images[1:], questions[:1])()  # shorter than others
     assert together.shape == (80,)
-    torch.testing.assert_close(together[40:41], alone, atol=1e-5, rtol=0)
+    torch.testing.assert_close(together[40:41], alone, atol=1e-4, rtol=0)
 
 
-def test_a_row_for_each_workload_has_times_and_ratios(models, monkeypatch):
-    monkeypatch.setattr(benchmark, "SECONDS", 0.001)
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # compiling takes a minute
-    options = benchmark.BenchmarkOptions(images=2, questions=[1, 3], new_tokens=2, dtype="float32", compiled=True)
-    table = benchmark.measure(options, models)
-    assert [*table] == ["images: 2, questions: 1", "images: 2, questions: 3", "tokens: 2"]
-    for row, cells in table.items():
-        (ours, one), (peer, ratio) = (map(float, re.findall(r"[\d.]+", cells[name])) for name in models)
-        assert one == 1 and ratio == pytest.approx(peer / ours, rel=0.1)
-        assert ("ms" in cells["TrafficVLM, compiled"]) == (row == "tokens: 2")
-
-
-def test_the_command_prints_machine_and_table(monkeypatch, capsys, run_script):
+def test_the_command_prints_models_of_one_size_and_times_with_ratios(monkeypatch, capsys, run_script):
+    with torch.device("meta"):
+        ours, peer = (kind(TrafficVLMConfig(), None).model.num_parameters() for kind in MODELS.values())
+    assert ours == pytest.approx(peer, rel=0.05)
     monkeypatch.setattr(torch.utils.benchmark.Timer, "blocked_autorange", lambda timer, **_: timer.timeit(1))
-    run_script("benchmark.py", "--questions", 1, "--new_tokens", 1, "--dtype", "float32")
+    run_script("benchmark.py", "--questions", 1, 3, "--new_tokens", 1, "--dtype", "float32")
     about, columns, _, *rows = capsys.readouterr().out.splitlines()
-    assert "float32. Traffic VLM 25.2 M, PaliGemma 37.9 M." in about and len(rows) == 2
-    assert [name.strip() for name in columns.split("|")[2:-1]] == ["Traffic VLM", "PaliGemma"]
+    assert "float32. Traffic VLM 25.2 M, PaliGemma 37.9 M." in about
+    assert [name.strip() for name in columns.split("|")[2:-1]] == [*MODELS]
+    for row, title in zip(rows, ("images: 1, questions: 1", "images: 1, questions: 3", "tokens: 1"), strict=True):
+        _, name, *cells, _ = row.split("|")
+        (ours, one), (peer, ratio) = (map(float, re.findall(r"[\d.]+", cell.replace(",", ""))) for cell in cells)
+        assert name.strip() == title and one == 1 and ratio == pytest.approx(peer / ours, rel=0.1)
