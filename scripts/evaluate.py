@@ -29,7 +29,7 @@ from traffic_vlm.data.datasets import add_questions, load_rows
 from traffic_vlm.data.near_duplicates import count_repeated
 from traffic_vlm.evaluation import MIN_ANSWERS
 from traffic_vlm.evaluation.markdown import headline, to_markdown
-from traffic_vlm.evaluation.metrics import at_temperature, with_probability
+from traffic_vlm.evaluation.metrics import at_temperature
 from traffic_vlm.evaluation.plots import draw_question_types, draw_reliability
 from traffic_vlm.evaluation.predict import predict
 from traffic_vlm.evaluation.report import evaluate_model, rows_to_fit
@@ -38,7 +38,6 @@ from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.scripts import command
 
 
-NEEDED = f"at least {MIN_ANSWERS} questions with the answer yes, and as many with no"  # to fit P(yes)
 SIZES = ("batch_size", "paraphrased_images", "corrupted_images", "grounding_images")  # arguments of evaluate_model
 
 
@@ -58,14 +57,13 @@ class EvaluateOptions:
     bf16: bool = option(False, "compute in bfloat16 (autocast)")
     write_temperature: bool = option(False, "write the fitted temperature of P(yes) to the model folder")
 
-    def __post_init__(self) -> None:
-        if self.write_temperature and not (Path(self.model) / "config.json").is_file():
-            raise ValueError(f"--write_temperature writes to the model folder: {self.model} has no config.json")
-
 
 def evaluate(options: EvaluateOptions) -> None:
     """Write the report of a model, its answers and thresholds, and what the options ask for."""
-    device, folder = "cuda" if torch.cuda.is_available() else "cpu", options.output_dir
+    device, folder, config = "cuda" if torch.cuda.is_available() else "cpu", options.output_dir, Path(options.model)
+    config /= "config.json"
+    if options.write_temperature and not config.is_file():
+        raise DataError(f"--write_temperature writes to the model folder: {options.model} has no config.json")
     rows = add_questions(load_rows(options.dataset, options.split, options.max_images))
     sources = sorted(rows.unique("source"))
     for name in options.unseen:
@@ -83,19 +81,23 @@ def evaluate(options: EvaluateOptions) -> None:
     write_report(report, answers, folder)
     fitted = rows_to_fit(answers)
     if options.write_temperature:
-        counts = with_probability(fitted)["truth"].value_counts().reindex(["yes", "no"], fill_value=0)
-        if counts.min() < MIN_ANSWERS:  # of one question, right or wrong, the fit is a limit of the search
-            raise DataError(f"--write_temperature needs {NEEDED}, got {' and '.join(map(str, counts))}")
+        if fit_thresholds(fitted) is None:  # of one question, right or wrong, the fit is a limit of the search
+            raise DataError(
+                f"--write_temperature needs {MIN_ANSWERS} questions with the answer yes, and as many with no"
+            )
         temperature = report["calibration"]["fitted_temperature"]
-        set_fields(Path(options.model) / "config.json", yes_no_temperature=temperature)
+        fields = json.loads(config.read_text(encoding="utf-8")) | {"yes_no_temperature": temperature}
+        atomic_write_text(config, json.dumps(fields, indent=2, sort_keys=True) + "\n")
         fitted = at_temperature(fitted, temperature)  # thresholds are for the model as it is now
-    write_thresholds(fitted, folder / "thresholds.json")
+    path, thresholds = folder / "thresholds.json", fit_thresholds(fitted)
+    path.unlink(missing_ok=True)  # of an earlier run
+    if thresholds:
+        atomic_write_text(path, json.dumps(asdict(thresholds), indent=1, allow_nan=False))
 
 
 def write_report(report: dict[str, Any], answers: pd.DataFrame, folder: Path) -> None:
     """Write report.json, report.md, the plots and predictions.parquet; print the most important figures."""
-    calibration, counts = report["calibration"], report["questions"]
-    if calibration:
+    if calibration := report["calibration"]:
         draw_reliability(calibration, folder / "reliability.png")
     if types := report["tables"].get("yes_no_by_question_type"):
         draw_question_types(pd.DataFrame.from_dict(types, orient="index"), folder / "question_types.png")
@@ -103,31 +105,8 @@ def write_report(report: dict[str, Any], answers: pd.DataFrame, folder: Path) ->
     atomic_write_text(folder / "report.md", to_markdown(report))
     with atomic_write(folder / "predictions.parquet") as temporary:
         answers.to_parquet(temporary, index=False)
-    print(f"images: {report['images']}, yes/no questions: {counts['yes_no']}, in words: {counts['words']}")
-    if counts["yes_no"]:
-        print(headline(report))
-    print(f"wrote {folder / 'report.md'}, report.json, predictions.parquet and plots")
-    if calibration:
-        sources = ", ".join(calibration["fitted_on"])
-        print(f"temperature of P(yes), fitted to {sources}: {calibration['fitted_temperature']:.3f}")
-
-
-def write_thresholds(answers: pd.DataFrame, path: Path) -> None:
-    """Write the thresholds, or remove those of an earlier run if there are too few questions to fit any."""
-    thresholds = fit_thresholds(answers)
-    if thresholds is None:
-        path.unlink(missing_ok=True)
-        print(f"no {path.name}: it needs {NEEDED}")
-        return
-    atomic_write_text(path, json.dumps(asdict(thresholds), indent=1, allow_nan=False))
-    print(f"wrote {path}")
-
-
-def set_fields(path: Path, **changes: Any) -> None:
-    """Change fields of a JSON file in a single step."""
-    fields = json.loads(path.read_text(encoding="utf-8")) | changes
-    atomic_write_text(path, json.dumps(fields, indent=2, sort_keys=True) + "\n")
-    print(f"wrote {', '.join(changes)} to {path}")
+    print(headline(report))
+    print(f"wrote {folder / 'report.md'}, with the fitted temperature, report.json, predictions.parquet and plots")
 
 
 @command()

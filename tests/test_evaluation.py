@@ -296,7 +296,7 @@ def test_the_script_writes_report_answers_thresholds_and_temperature(
     ("option", "message"),
     [
         ("--unseen sythetic", "--unseen sythetic: no image is of this source, only of a"),
-        ("--write_temperature", "--write_temperature needs at least 10 questions with the answer yes"),
+        ("--write_temperature", "--write_temperature needs 10 questions with the answer yes"),
     ],
 )
 def test_what_cannot_be_fitted_changes_no_model(folder, model, tmp_path, run_script, capsys, option, message):
