@@ -56,17 +56,12 @@ def test_the_script_uploads_the_listed_files_in_one_commit(saved, hub, run_scrip
     assert "uploaded: https://huggingface.co/me/model/commit/1" in capsys.readouterr().out
 
 
-def test_licenses_docs_and_the_head_are_uploaded_with_the_model(folder, hub, monkeypatch):
+def test_licenses_docs_and_the_head_are_uploaded_with_the_model(hub, monkeypatch):
     monkeypatch.setattr("traffic_vlm.training.publish.check_loading", lambda staged: None)
-    more = {"LICENSE_DATA.md", "docs/images/scene.png", "training_head.safetensors"}
-    (folder / "docs/images").mkdir(parents=True)
-    for name in (*more, "notes.md"):
-        (folder / name).write_text("mine")
-    publish(folder, "me/model")
     publish(ROOT, "me/ours")
-    [(_, files), (_, ours)] = hub.commits
-    assert files.keys() == EXPECTED | more and files["LICENSE"] == (ROOT / "LICENSE").read_bytes()
-    assert {"LICENSE_WEIGHTS.md", "docs/benchmark.md", "training_head.safetensors"} <= ours.keys()
+    [(_, files)] = hub.commits
+    assert {*EXPECTED, "LICENSE_WEIGHTS.md", "docs/benchmark.md", "training_head.safetensors"} <= files.keys()
+    assert not any(name.startswith(("tests/", "training/")) for name in files)
 
 
 def test_a_license_is_not_guessed_and_a_hand_written_card_is_kept(tmp_path):

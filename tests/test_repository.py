@@ -204,10 +204,3 @@ def test_committed_files_are_what_build_files_writes(tmp_path, run_script):
             written, committed = (json.loads(text) | {"transformers_version": ""} for text in (written, committed))
             written, committed = shared_keys(written, committed), shared_keys(committed, written)
         assert written == committed, f"run scripts/build_files.py: {name}"
-
-
-def test_build_files_does_not_replace_the_files_of_other_weights(tmp_path, run_script, capsys):
-    (tmp_path / "model.safetensors").touch()
-    run_script("build_files.py", "--output_dir", tmp_path, status=2)
-    assert "has weights, and the files would replace" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]

