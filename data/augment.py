@@ -4,8 +4,7 @@
 
 What a change hides becomes unknown in the scene (`HIDDEN`): nobody sees the color of a car in a gray picture. Other
 changes are mild enough for colors to keep their names. Training uses `augment`, of the tower and of the full model;
-evaluation uses `darken`, `blur`, `add_noise` and `compress` with a fixed strength; the renderer uses `add_rain` and
-`change_light`.
+the renderer uses `add_rain` and `change_light`.
 
 Images are uint8 arrays [H,W,3]. Their size need not be that of the scene: the tower's frames are squeezed to squares.
 """

@@ -16,8 +16,6 @@ NOTES = {
     "words_by_kind": '"None" is right if the asked object is not there.',
     "contradictions": "Fraction of images for which two answers contradict each other by more than 0.1.",
     "paraphrases": "Of all pairs of paraphrases of a yes/no question.",
-    "robustness": "Some of the images, corrupted at the model's input size.",
-    "pointing_by_source": "How often the patch with the highest cross-attention of an object's word is in its box.",
     "calibration": "half_temperature is fitted to one half of the images; on the other, ece_before and ece_after are "
     "the errors at the model's temperature and at this one.\n\n![Reliability](reliability.png)",
 }

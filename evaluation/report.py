@@ -1,7 +1,7 @@
 """All metrics of a model on a dataset, as one dictionary for JSON, Markdown and plots.
 
     answers, also about the mean image → tables of metrics, calibration
-    more questions about a few images  → contradictions, paraphrases, corrupted images, pointing accuracy
+    more questions about a few images  → contradictions, paraphrases
 
 `quick_metrics` computes the few that training follows, with the same functions.
 """
@@ -15,10 +15,9 @@ import pandas as pd
 
 from ..data.datasets import select_evenly
 from . import MIN_ANSWERS, metrics
-from .grounding import pointing_accuracy
+from .consistency import contradictions, paraphrase_agreement
 from .metrics import WITHOUT_IMAGE, WORDS, YES_NO, by_group, is_yes_no
 from .predict import KINDS, UNSEEN, Row, answer_loss, mean_image, predict
-from .robustness import contradictions, corrupted_accuracy, paraphrase_agreement
 
 
 MEAN_IMAGES = 1000  # for the mean image
@@ -54,16 +53,13 @@ def evaluate_model(
     answers: pd.DataFrame,
     batch_size: int = 16,
     paraphrased_images: int = 100,
-    corrupted_images: int = 200,
-    grounding_images: int = 1000,
 ) -> dict[str, Any]:
     """The report: all metrics, as values for JSON.
 
     Args:
         model, processor, rows, batch_size: as for `predict`.
         answers: the table of `predict` for `rows`.
-        paraphrased_images: number of images to ask about in paraphrases, and for contradictions.
-        corrupted_images, grounding_images: number of images for these tables; 0 leaves a table out.
+        paraphrased_images: number of images to ask about in paraphrases, and for contradictions; 0 leaves this out.
 
     Returns:
         "images", "images_by_source", "questions"; "tables": {name: {row: {column: value}}}, without empty ones;
@@ -82,11 +78,6 @@ def evaluate_model(
         few = select_evenly(rows, paraphrased_images)
         tables["contradictions"] = contradictions(rows=few, **asking)
         tables["paraphrases"] = paraphrase_agreement(rows=few, **asking)
-    if corrupted_images:
-        few = select_evenly(rows, corrupted_images)
-        tables["robustness"] = corrupted_accuracy(rows=few, answers=answers, **asking)
-    if grounding_images:
-        tables["pointing_by_source"] = pointing_accuracy(model, processor, select_evenly(rows, grounding_images))
     in_words = int((~is_yes_no(answers)).sum())
     return {
         "images": len(rows),

@@ -14,17 +14,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..common.files import DataError
 from ..data.grammar import question_type_of
 from . import MIN_ANSWERS
-
-
-if TYPE_CHECKING:
-    import pandas as pd  # serving only loads thresholds, without pandas
 
 
 TARGET_ACCURACY = 0.9  # of answers outside the band
@@ -89,13 +85,13 @@ def load_thresholds(path: str | Path) -> Thresholds:
         raise DataError(f"{path} has no valid thresholds: {error!r}") from error
 
 
-def fit_thresholds(answers: "pd.DataFrame", target_accuracy: float = TARGET_ACCURACY) -> Thresholds | None:
+def fit_thresholds(answers: Any, target_accuracy: float = TARGET_ACCURACY) -> Thresholds | None:
     """A threshold for all yes/no questions, and one for each question type with enough of them.
 
     The type of a question is that of its words, as in serving, whatever the dataset calls it.
 
     Args:
-        answers: table of `predict`, best about unseen sources (see `report.rows_to_fit`).
+        answers: the `DataFrame` of `predict`, best about unseen sources (see `report.rows_to_fit`).
 
     Returns:
         the thresholds; None with fewer than 10 yes or no in all.

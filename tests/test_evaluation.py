@@ -1,4 +1,4 @@
-"""Evaluation: the table of answers, robustness, pointing, the report, and scripts/evaluate.py."""
+"""Evaluation: the table of answers, consistency, the report, and scripts/evaluate.py."""
 
 import json
 import math
@@ -11,24 +11,13 @@ from datasets import Dataset
 from PIL import Image
 
 from tiny import count_calls, save_folder, tiny_model, yes_no_model
-from traffic_vlm.data.datasets import FEATURES, LISTS, load_rows, make_row, synthetic_rows
+from traffic_vlm.data.datasets import FEATURES, LISTS, load_rows, synthetic_rows
 from traffic_vlm.data.grammar import paraphrases_of
-from traffic_vlm.data.questions import Question
-from traffic_vlm.data.scene import Scene, SceneObject
-from traffic_vlm.evaluation.grounding import patches_in_boxes, pointing_accuracy
+from traffic_vlm.evaluation.consistency import AGREEMENT, contradictions, paraphrase, paraphrase_pairs
 from traffic_vlm.evaluation.markdown import headline
 from traffic_vlm.evaluation.metrics import at_temperature, balanced_accuracy, by_group, exact_match, is_yes_no
 from traffic_vlm.evaluation.predict import ANSWERS, answer_loss, mean_image, normalize, predict
 from traffic_vlm.evaluation.report import answer_metrics, quick_metrics
-from traffic_vlm.evaluation.robustness import (
-    AGREEMENT,
-    CORRUPTIONS,
-    contradictions,
-    corrupt,
-    corrupted_accuracy,
-    paraphrase,
-    paraphrase_pairs,
-)
 from traffic_vlm.evaluation.thresholds import fit_thresholds, load_thresholds
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 
@@ -142,7 +131,7 @@ def test_the_loss_of_answers_is_a_mean_over_tokens(model, processor, rows):
     assert answer_loss(uniform, processor, rows) == pytest.approx(math.log(499), rel=1e-5)
 
 
-# Robustness
+# Consistency
 
 
 def test_paraphrases_keep_the_question_id(rows):
@@ -177,63 +166,6 @@ def test_contradictions_are_those_of_the_two_answers(processor, rows):
     assert found.is_monotonic_decreasing
 
 
-def test_corruptions_are_repeatable_and_change_the_image(model, processor, rows, answers):
-    row = rows[0] | {"image": rows[0]["image"].resize((640, 480))}
-    plain = np.asarray(row["image"].resize((256, 256)), float)
-    for name, change in CORRUPTIONS.items():
-        once, again = (corrupt(row, change, processor) for _ in range(2))
-        assert once["image"].size == (256, 256) and once["image"].tobytes() == again["image"].tobytes(), name
-        assert np.abs(np.asarray(once["image"], float) - plain).mean() > 1 and {*once["answers"]} == {"yes", "no"}, (
-            name
-        )
-    more = pd.concat([answers, answers.assign(image_id="another", is_right=False)])
-    found = corrupted_accuracy(model, processor, rows, more)["balanced accuracy"]
-    assert list(found.index) == ["as it is", *CORRUPTIONS] and found["as it is"] == balanced_accuracy(answers)
-
-
-# Pointing
-
-
-def test_patches_in_boxes():
-    grid = (14, 14)
-    half = patches_in_boxes([(0, 0, 0.5, 1)], grid)
-    assert half[:, :7].all() and not half[:, 7:].any()
-    assert patches_in_boxes([(1.2 / 14, 2.1 / 14, 1.3 / 14, 2.2 / 14)], grid).nonzero().tolist() == [[2, 1]]
-    pole = patches_in_boxes([(3.8 / 14, 0, 4.2 / 14, 1)], grid)  # narrower than a patch, over two
-    assert pole[:, 3:5].all() and pole.sum() == 28
-    both = patches_in_boxes([(0, 0, 1 / 14, 1 / 14), (13 / 14, 13 / 14, 1, 1)], grid)
-    assert both.nonzero().tolist() == [[0, 0], [13, 13]]
-
-
-CAR = SceneObject("car", (10, 40, 45, 80))
-STREET = Scene(200, 100, (CAR,), exhaustive=frozenset({"car", "bus"}), source="mine", image_id="1")
-ASKED = [
-    Question("Is there a car?", "yes", "presence", "car", "presence/car"),
-    Question("Is there a car on the left?", "yes", "place", "car", "place/car/left"),
-    Question("Is there a car on the right?", "yes", "place", "car", "place/car/right"),  # which is wrong
-    Question("Is there a bus?", "no", "presence", "bus", "presence/bus"),
-    Question("How many cars are there?", "1", "count", "car", "count/car/what"),
-]
-
-
-@pytest.mark.parametrize(("patch", "share"), [((8, 2), 1.0), ((8, 12), 0.0)])
-def test_a_planted_map_decides_the_pointing_accuracy(model, processor, monkeypatch, patch, share):
-    """The car fills rows 6 to 10 and columns 1 to 2 of the patches; only its word attends to the planted patch."""
-    planted = torch.zeros(14, 14)
-    planted[patch] = 1.0
-
-    def attention_maps(input_ids, **inputs):
-        maps = torch.zeros(*input_ids.shape, 14, 14)
-        maps[..., 0, 0] = 0.5
-        maps[input_ids == processor.tokenizer.convert_tokens_to_ids("car")] = planted
-        return maps
-
-    monkeypatch.setattr(model, "attention_maps", attention_maps)
-    row = make_row(b"", STREET, ASKED) | {"image": Image.new("RGB", (200, 100), "gray")}
-    found = pointing_accuracy(model, processor, [row])
-    assert found.loc["mine"].to_list() == [share, 0.0, pytest.approx(10 / 196), 2]
-
-
 # The report
 
 
@@ -258,8 +190,7 @@ def test_the_script_writes_report_answers_thresholds_and_temperature(
     path, output = save_folder(model, tmp_path / "model"), tmp_path / "report"
     before = contents(path)
     options = ("--model", path, "--dataset", folder, "--train_dataset", folder, "--output_dir", output)
-    sizes = ("--batch_size", 4, "--corrupted_images", 1, "--paraphrased_images", 1)
-    run_script("evaluate.py", *options, *sizes, "--write_temperature")
+    run_script("evaluate.py", *options, "--batch_size", 4, "--paraphrased_images", 1, "--write_temperature")
     names = ["report.json", "report.md", "predictions.parquet", "thresholds.json", "reliability.png"]
     assert contents(output).keys() == {*names, "question_types.png"}
     found = pd.read_parquet(output / "predictions.parquet")
@@ -277,8 +208,7 @@ def test_the_script_writes_report_answers_thresholds_and_temperature(
         assert row["question ids"] == 1 and row["balanced accuracy"] is None  # too few to tell
     for column, table in (("exact match", answers), ("mean image", without)):
         assert tables["words_by_source"]["a"][column] == exact_match(table[table["source"] == "a"])
-    assert len(tables["robustness"]) == 5
-    assert tables["contradictions"] and tables["paraphrases"] and tables["pointing_by_source"]
+    assert tables["contradictions"] and tables["paraphrases"]
     assert headline(report) in capsys.readouterr().out
     assert all(f"| {name} |" in text for some in tables.values() for name in some)
     assert "reliability.png" in text and "question_types.png" in text
@@ -303,6 +233,5 @@ def test_what_cannot_be_fitted_changes_no_model(folder, model, tmp_path, run_scr
     model = save_folder(model, tmp_path / "model")
     before = contents(model)
     options = ("--model", model, "--dataset", folder, "--output_dir", tmp_path / "out", "--max_images", 1)
-    sizes = ("--corrupted_images", 0, "--paraphrased_images", 0, "--grounding_images", 0, "--bf16")
-    run_script("evaluate.py", *options, *sizes, *option.split(), status=2)
+    run_script("evaluate.py", *options, "--paraphrased_images", 0, "--bf16", *option.split(), status=2)
     assert message in capsys.readouterr().err and contents(model) == before

@@ -7,11 +7,12 @@ learns where to attend; boxes and masks teach it.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ...data.questions import Question
-from ...data.scene import CLASSES, Scene, is_a, resampling
+from ...data.scene import CLASSES, Scene, class_words, is_a, resampling
 from ...data.truth import MIN_VISIBLE, Box
 
 
@@ -74,3 +75,9 @@ def word_patches(
         patches = named.max(0, initial=0) >= MIN_COVERAGE
         if patches.any():
             yield index, category, patches.ravel()
+
+
+def find_word(processor: Any, input_ids: Sequence[int], category: str) -> int | None:
+    """The position of the first token in a question that names a category; None if there is none."""
+    wanted = set(processor.tokenizer.convert_tokens_to_ids(list(class_words(category))))
+    return next((position for position, token in enumerate(input_ids) if token in wanted), None)

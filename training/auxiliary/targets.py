@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from ...data.agreement import exclusions, implications
-from ...evaluation.grounding import find_word
 from ..collator import Prepared, Target
-from .grounding import object_patches, word_patches
+from .grounding import find_word, object_patches, word_patches
 from .presence import CATEGORIES, REGIONS, patch_targets, region_targets
 
 

@@ -1,23 +1,19 @@
-"""Robustness: answers to paraphrases, answers that contradict each other, and answers about corrupted images.
+"""Consistency: answers to paraphrases of a question, and answers that contradict each other.
 
-The questions of the first two are made here, for the images of a dataset; they have no truth or keep the given one.
+The questions are made here, for the images of a dataset; they have no truth or keep the given one.
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain, combinations
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from PIL import Image
 
 from ..data.agreement import exclusions, implications
-from ..data.augment import add_noise, blur, compress, darken
 from ..data.datasets import LISTS
 from ..data.grammar import TYPES, paraphrases_of
-from ..images_traffic_vlm import to_rgb
-from .metrics import YES_NO, Metric, by_group, mean
+from .metrics import Metric, by_group, mean
 from .predict import Row, predict
 
 
@@ -34,13 +30,6 @@ PROBES = (
     *(f"weather/weather/is/{value}" for value in ("clear", "cloudy", "rainy", "snowy", "foggy")),
     *(f"traffic_density/traffic density/is/{value}" for value in ("empty", "light", "busy", "jam")),
 )
-# At the model's input size, and the same each time.
-CORRUPTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "blur, radius 2 pixels": lambda pixels: blur(pixels, 2.0),
-    "noise, deviation 25 of 255": lambda pixels: add_noise(pixels, 25.0, np.random.default_rng(0)),
-    "darkness, 35% of the light": lambda pixels: darken(pixels, 0.35),
-    "JPEG, quality 15": lambda pixels: compress(pixels, 15),
-}
 AGREEMENT: dict[str, Metric] = {
     "same answer": lambda pairs: mean(pairs["same answer"]),
     "mean change": lambda pairs: mean(pairs["change"]),
@@ -102,30 +91,3 @@ def contradictions(model: Any, processor: Any, rows: Iterable[Row], batch_size: 
     excess |= {f"{texts[i]} ≠ {texts[j]}": p[:, i] + p[:, j] - 1 for i, j in exclusions(PROBES)}
     found = pd.Series({name: float((values > MAX_EXCESS).mean()) for name, values in excess.items()})
     return found.sort_values(ascending=False, kind="stable").to_frame("contradict")
-
-
-def corrupted_accuracy(
-    model: Any, processor: Any, rows: Iterable[Row], answers: pd.DataFrame, batch_size: int = 16
-) -> pd.DataFrame:
-    """Table with a row for the images "as it is" and after each of CORRUPTIONS: the balanced accuracy.
-
-    Args:
-        answers: table of `predict` that holds those about the images as they are.
-    """
-    found = {
-        name: predict(model, processor, (corrupt(row, change, processor) for row in rows), batch_size)
-        for name, change in CORRUPTIONS.items()
-    }
-    images = pd.concat(found.values())[["source", "image_id"]].drop_duplicates()
-    found = {"as it is": answers.merge(images), **found}
-    metric = YES_NO["balanced accuracy"]
-    return pd.DataFrame({"balanced accuracy": {name: metric(table) for name, table in found.items()}})
-
-
-def corrupt(row: Row, change: Callable[[np.ndarray], np.ndarray], processor: Any) -> dict[str, Any]:
-    """The row with its yes/no questions only, and its image at the model's input size, changed by `change`."""
-    size, resample = processor.image_processor.size, processor.image_processor.resample
-    image = to_rgb(row["image"]).resize((size["width"], size["height"]), resample)
-    kept = [i for i, answer in enumerate(row["answers"]) if answer.strip().lower() in ("yes", "no")]
-    lists = {name: [row[name][i] for i in kept] for name in LISTS}
-    return {**row, **lists, "image": Image.fromarray(change(np.asarray(image)))}
