@@ -12,13 +12,12 @@ docs/serving.md has a program that asks the three graphs.
 """
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import Dim
 
 from ..attention_traffic_vlm import rotary_embedding
@@ -30,7 +29,6 @@ from ..processing_traffic_vlm import TrafficVLMProcessor
 
 
 NAMES = ("vision", "score", "decode")
-FORMATS = ("onnx", "int8")
 OPSET = 20
 MIN_SIZE = 4096  # numbers of a tensor from which it is stored in fewer bits
 
@@ -43,7 +41,7 @@ class VisionGraph(nn.Module):
         self.vision_tower, self.projector = model.model.vision_tower, model.model.projector
         self.cross_attentions = nn.ModuleList(layer.cross_attn for layer in model.model.text_model.layers)
 
-    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
         tokens = self.projector(self.vision_tower(pixel_values).last_hidden_state)
         keys, values = zip(*(cast(Any, cross_attn).project(tokens) for cross_attn in self.cross_attentions))
         return torch.stack(keys), torch.stack(values)
@@ -57,19 +55,11 @@ class DecoderGraph(nn.Module):
         self.text_model, self.lm_head, self.config = model.model.text_model, model.lm_head, model.config
         self.yes_probability = model.yes_probability
 
-    def hidden_states(
-        self,
-        input_ids: torch.Tensor,
-        position_ids: torch.Tensor,
-        mask: torch.Tensor,
-        image_keys: torch.Tensor,
-        image_values: torch.Tensor,
-        cache: Any = None,
-    ) -> torch.Tensor:
+    def hidden_states(self, ids: Tensor, positions: Tensor, mask: Tensor, images: Any, cache: Any = None) -> Tensor:
         text = self.config.get_text_config()
-        x = self.text_model.embed_tokens(input_ids)
-        rotary = rotary_embedding(position_ids, text.rotary_dim, text.rope_parameters["rope_theta"], x.dtype)
-        for layer, key, value in zip(self.text_model.layers, image_keys, image_values):
+        x = self.text_model.embed_tokens(ids)
+        rotary = rotary_embedding(positions, text.rotary_dim, text.rope_parameters["rope_theta"], x.dtype)
+        for layer, key, value in zip(self.text_model.layers, *images):
             x = layer(x, key, value, rotary=rotary, attention_mask=mask, past_key_values=cache)
         return self.text_model.norm(x)
 
@@ -82,15 +72,15 @@ class ScoreGraph(DecoderGraph):
 
     def forward(
         self,
-        input_ids: torch.Tensor,
-        position_ids: torch.Tensor,
-        segment_ids: torch.Tensor,
-        question_ends: torch.Tensor,
-        image_keys: torch.Tensor,
-        image_values: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        input_ids: Tensor,
+        position_ids: Tensor,
+        segment_ids: Tensor,
+        question_ends: Tensor,
+        image_keys: Tensor,
+        image_values: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         mask = (segment_ids[:, :, None] == segment_ids[:, None]).tril()[:, None]  # [B,1,L,L]
-        states = self.hidden_states(input_ids, position_ids, mask, image_keys, image_values)
+        states = self.hidden_states(input_ids, position_ids, mask, (image_keys, image_values))
         ends = question_ends.clamp(min=0)[..., None].expand(-1, -1, states.shape[-1])
         logits = self.lm_head(states.gather(1, ends))
         return self.yes_probability(logits), logits
@@ -99,11 +89,11 @@ class ScoreGraph(DecoderGraph):
 class StepCache:
     """The cache as plain tensors: `before` this step, and one pair `after` it for each layer that ran."""
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor):
+    def __init__(self, keys: Tensor, values: Tensor):
         self.before: KeyValues = (keys, values)
         self.after: list[KeyValues] = []
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, key: Tensor, value: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         keys, values = self.before
         self.after.append((torch.cat([keys[layer_idx], key], 2), torch.cat([values[layer_idx], value], 2)))
         return self.after[-1]
@@ -114,26 +104,24 @@ class DecodeGraph(DecoderGraph):
 
     def forward(
         self,
-        input_ids: torch.Tensor,
-        past_keys: torch.Tensor,
-        past_values: torch.Tensor,
-        image_keys: torch.Tensor,
-        image_values: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
+        input_ids: Tensor,
+        past_keys: Tensor,
+        past_values: Tensor,
+        image_keys: Tensor,
+        image_values: Tensor,
+    ) -> tuple[Tensor, ...]:
         past, length = past_keys.shape[3], input_ids.shape[1]
         positions = past + torch.arange(length, device=input_ids.device)
         mask = (torch.arange(past + length, device=input_ids.device) <= positions[:, None])[None, None]
         cache = StepCache(past_keys, past_values)
-        maps: list[torch.Tensor] = []  # [B,T,P] of each layer: eager attention returns its weights [B,heads,T,P]
+        maps: list[Tensor] = []  # [B,T,P] of each layer: eager attention returns its weights [B,heads,T,P]
         handles = [
             layer.cross_attn.register_forward_hook(lambda module, inputs, output: maps.append(output[1].mean(1)))
             for layer in self.text_model.layers
         ]
-        try:
-            states = self.hidden_states(input_ids, positions[None], mask, image_keys, image_values, cache)
-        finally:
-            for handle in handles:
-                handle.remove()
+        states = self.hidden_states(input_ids, positions[None], mask, (image_keys, image_values), cache)
+        for handle in handles:
+            handle.remove()
         logits = self.lm_head(states[:, -1])
         is_pad = torch.arange(logits.shape[-1]) == self.config.get_text_config().pad_token_id
         log_probs = logits.masked_fill(is_pad, -torch.inf).log_softmax(-1)
@@ -145,7 +133,7 @@ class Graph(NamedTuple):
     """A graph as a module, with what the exporters need to trace it."""
 
     module: nn.Module
-    inputs: dict[str, torch.Tensor]  # example inputs
+    inputs: dict[str, Tensor]  # example inputs
     dynamic_shapes: dict[str, Any]
     outputs: list[str]
 
@@ -217,8 +205,8 @@ def save_onnx(graph: Graph, path: Path) -> None:
     )
 
 
-def store_in_less(path: Path, output: Path) -> None:
-    """Write an ONNX file with its large weights in fewer bits: matrices in 8, convolutions in 16.
+def store_in_less(path: Path) -> None:
+    """Store the large weights of an ONNX file in fewer bits: matrices in 8, convolutions in 16.
 
     Products are still of float32, which in WebAssembly is faster than integers, and more exact. Each output channel of
     a matrix has its own scale. Convolutions in 8 bits would change P(yes) by up to 0.06.
@@ -250,7 +238,7 @@ def store_in_less(path: Path, output: Path) -> None:
     del graph.node[:]
     graph.node.extend(nodes)
     del graph.value_info[:]
-    onnx.save(model, output)
+    onnx.save(model, path)
 
 
 def export_settings(model: Any, processor: Any) -> dict[str, Any]:
@@ -279,7 +267,7 @@ def export_settings(model: Any, processor: Any) -> dict[str, Any]:
     }
 
 
-def export(model_folder: Path, output_dir: Path, formats: Sequence[str]) -> list[Path]:
+def export(model_folder: Path, output_dir: Path) -> list[Path]:
     """The graphs of a model with export.json and tokenizer.json, in a new folder, which appears when it is complete.
 
     Raises:
@@ -291,10 +279,5 @@ def export(model_folder: Path, output_dir: Path, formats: Sequence[str]) -> list
         (folder / "export.json").write_text(json.dumps(export_settings(model, processor), indent=1) + "\n")
         (folder / "tokenizer.json").write_text(processor.tokenizer.backend_tokenizer.to_str())
         for name, graph in make_graphs(model).items():
-            path = folder / f"{name}.onnx"
-            save_onnx(graph, path)
-            if "int8" in formats:
-                store_in_less(path, folder / f"{name}_int8.onnx")
-            if "onnx" not in formats:
-                path.unlink()
+            save_onnx(graph, folder / f"{name}.onnx")
     return sorted(output_dir.iterdir())

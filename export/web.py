@@ -23,13 +23,12 @@ from ..common.files import ROOT, new_folder
 from ..common.image_files import MAX_PIXELS
 from ..configuration_traffic_vlm import height_and_width
 from ..data.scene import CLASSES, class_words
-from ..serving.suggestions import suggest_questions
+from ..data.suggestions import suggest_questions
 from .libraries import fetch_libraries
 from .onnx import OPSET, export_settings, load, make_graphs, save_onnx, store_in_less
 
 
-# An installed package has no docs/.
-EXAMPLES = [path for name in ("crossing", "night", "truck") if (path := ROOT / "docs" / f"{name}.jpg").is_file()]
+EXAMPLES = [ROOT / "docs" / f"{name}.jpg" for name in ("crossing", "night", "truck")]
 RULES = ("question_traffic_vlm.py", "common/answers.py", "export/asking.py")
 RESIZING = {2: "linear", 3: "cubic"}  # Pillow's filters → modes of the operator
 
@@ -97,7 +96,7 @@ def write_model(model: Any, processor: Any, folder: Path) -> None:
     graphs = make_graphs(model)
     for name in ("vision", "decode"):
         save_onnx(graphs[name], folder / f"{name}.onnx")
-        store_in_less(folder / f"{name}.onnx", folder / f"{name}.onnx")
+        store_in_less(folder / f"{name}.onnx")
     tokenizer = browser_tokenizer(processor.tokenizer.backend_tokenizer.to_str())
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with zipfile.ZipFile(folder / "rules.zip", "w", zipfile.ZIP_DEFLATED) as archive:

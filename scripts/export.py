@@ -1,9 +1,8 @@
 """Export a model as ONNX graphs, or as a page for the browser.
 
-    python scripts/export.py --output_dir runs/onnx                       # vision, score and decode as .onnx; on a CPU
-    python scripts/export.py --output_dir runs/onnx --format onnx int8    # also with int8 weights, a third of the size
-    python scripts/export.py --output_dir runs/web --web                  # a page for the browser; npm is needed
-    python -m http.server --directory runs/web                            # then open http://localhost:8000
+    python scripts/export.py --output_dir runs/onnx         # vision, score and decode as .onnx; on a CPU
+    python scripts/export.py --output_dir runs/web --web    # a page for the browser; npm is needed
+    python -m http.server --directory runs/web              # then open http://localhost:8000
 
 export/onnx.py documents the inputs and outputs of the graphs, and docs/serving.md has a program that asks them. The
 folder also gets tokenizer.json, and export.json with sizes, token ids and image preprocessing. It appears when it is
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from traffic_vlm.common.files import ROOT
 from traffic_vlm.common.options import choose_threads, option, option_parser, silence_libraries
-from traffic_vlm.export.onnx import FORMATS, export
+from traffic_vlm.export.onnx import export
 from traffic_vlm.export.web import export_page
 from traffic_vlm.scripts import command
 
@@ -26,10 +25,6 @@ from traffic_vlm.scripts import command
 class ExportOptions:
     output_dir: Path = field(metadata={"help": "new folder"})
     model: Path = option(ROOT, "model folder")
-    format: list[str] = field(
-        default_factory=lambda: ["onnx"],
-        metadata={"choices": FORMATS, "help": "graphs to write; int8: large weights in 8 bits"},
-    )
     web: bool = option(False, "write a page for the browser instead")
 
 
@@ -39,8 +34,7 @@ def main() -> None:
     silence_libraries()
     choose_threads()
     logging.disable(logging.WARNING)  # the exporters warn about packages that they do not need, and advise experts
-    files = (options.model, options.output_dir)
-    for path in export_page(*files) if options.web else export(*files, options.format):
+    for path in (export_page if options.web else export)(options.model, options.output_dir):
         print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
 
 

@@ -20,12 +20,12 @@ from PIL import Image
 
 from ..common.answers import answer_notes, answer_text, map_strength
 from ..common.image_files import open_image
+from ..data.suggestions import suggest_questions
 from ..images_traffic_vlm import Region
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_traffic_vlm import NONE
 from .options import MAX_QUESTIONS
 from .overlay import asked_word, attention_of_question, heat_over, mapped_words
-from .suggestions import suggest_questions
 
 
 KEPT_SECONDS = 3600  # uploads and encoded images are deleted after an hour

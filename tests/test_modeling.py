@@ -351,7 +351,7 @@ def test_outputs_have_the_states_and_attentions_of_each_layer(attention, vision)
 
 
 @torch.no_grad()
-def test_settings_of_the_full_config_apply_to_the_decoder():
+def test_export_settings_the_full_config_apply_to_the_decoder():
     model, ids, pixels = tiny_model(), random_ids(1, 4), random_pixels(1)
     assert model(ids, pixels).past_key_values is not None
     values = model(ids, pixels, return_dict=False)

@@ -11,11 +11,11 @@ from PIL import Image
 from tiny import ROOT, count_calls, save_folder, start_process, tiny_model
 from traffic_vlm.common.answers import answer_text
 from traffic_vlm.data.grammar import question_type_of
+from traffic_vlm.data.suggestions import suggest_questions
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.images_traffic_vlm import Region
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.serving.overlay import attention_of_question, heat_over
-from traffic_vlm.serving.suggestions import suggest_questions
 
 
 page_module = pytest.importorskip("traffic_vlm.serving.page", reason='needs the extra "demo" (gradio)')

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from ..data.grammar import paraphrases_of
-from ..data.scene import CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, UNBOXED
-from ..data.truth import UNCOUNTED
+from .grammar import paraphrases_of
+from .scene import CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, UNBOXED
+from .truth import UNCOUNTED
 
 
 REGIONS = ("left", "right", "near")
