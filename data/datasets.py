@@ -42,7 +42,7 @@ from .formats.names import find_by_name, index_files, plain_name
 from .formats.reading import Folder, decode_text, reading, split_lines
 from .formats.scene_labels import read_scene_labels, with_scene_labels
 from .near_duplicates import hash_file, near_duplicate_groups
-from .questions import Balancer, NaturalRates, Question, ask, has_question, rebalance
+from .questions import Balancer, Question, ask, has_question, rebalance
 from .scene import SYNTHETIC, Scene, parse_scene
 from .synthetic import render
 from .truth import GroundTruth
@@ -118,10 +118,6 @@ class DatasetOptions:
     )
     split: str = field(default=TRAIN, metadata={"help": "split of the sources, and of the dataset"})
     questions_per_image: int = field(default=16, metadata={"help": "maximum number of questions for each image"})
-    balance: bool = field(
-        default=True,
-        metadata={"help": "as many yes as no for each question type and class; false: as frequent as in the images"},
-    )
     first_seed: int = field(default=0, metadata={"help": "seed of the first synthetic image"})
     seed: int = field(default=0, metadata={"help": "seed of the choice of questions"})
     num_workers: int = field(default=2, metadata={"help": "number of processes"})
@@ -266,8 +262,7 @@ def make_rows(
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # Ctrl-C: no traceback of each worker
     for first, items in blocks:
         rng = random.Random(f"{options.seed}/{first // BLOCK}")
-        balancer = Balancer() if options.balance else NaturalRates()
-        loaded, asked = [], []
+        balancer, loaded, asked = Balancer(), [], []
         for item in items:
             try:
                 image, scene = load_item(item)
@@ -280,7 +275,7 @@ def make_rows(
                 asked.append(ask(truth, rng, options.questions_per_image, balancer))
             else:
                 yield make_row(image, scene, [], group) | {"problem": "" if has_question(truth) else NOTHING}
-        for (image, scene, group), questions in zip(loaded, rebalance(asked) if options.balance else asked):
+        for (image, scene, group), questions in zip(loaded, rebalance(asked)):
             yield make_row(image, scene, questions, group) | {"problem": "" if questions else NOTHING}
 
 
@@ -327,21 +322,18 @@ def _advise(items: dict[str, list[Item]], problems: Problems) -> list[str]:
     return found + [f"{kind} ({problems.counts[kind]}): {text}" for kind, text in kinds.items()]
 
 
-def add_questions(rows: Dataset, count: int = 16, seed: int = 0) -> Dataset:
-    """Rows with questions: rows of training splits, which store none, get new ones about their scenes.
+def add_questions(rows: Dataset) -> Dataset:
+    """Rows with questions: rows of training splits, which store none, get up to 16 new ones about their scenes.
 
     Yes and no are balanced within each source. Rows without scenes are returned unchanged.
-
-    Args:
-        count: maximum number of new questions about an image.
     """
     if "scene" not in rows.column_names or all(rows["questions"]):
         return rows
     lists = rows.select_columns([*LISTS, "source", "scene"]).to_list()
     for source in sorted({row["source"] for row in lists}):
-        rng, balancer = random.Random(f"{seed}/{source}"), Balancer()
+        rng, balancer = random.Random(f"0/{source}"), Balancer()
         empty = [row for row in lists if row["source"] == source and not row["questions"]]
-        asked = [ask(GroundTruth(parse_scene(row["scene"])), rng, count, balancer) for row in empty]
+        asked = [ask(GroundTruth(parse_scene(row["scene"])), rng, 16, balancer) for row in empty]
         for row, questions in zip(empty, rebalance(asked)):
             row |= _lists_of(questions)
     for column in LISTS:

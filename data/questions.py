@@ -48,7 +48,7 @@ class Candidates:
     Without `rng` these are all keys. With `rng`, for `ask`, fewer of them have the answer no (except for signs), so
     that yes and no are about equally likely.
 
-    The public methods are the steps of KEYS: each returns what can follow the first parts of a key.
+    The public methods are the steps of STEPS: each returns what can follow the first parts of a key.
     """
 
     truth: GroundTruth
@@ -58,7 +58,7 @@ class Candidates:
     def find_keys(self) -> list[Key]:
         """All keys of the question type; some are listed several times, see OPEN_QUESTION_COPIES."""
         found: list[Key] = []
-        for row in KEYS[self.kind.rule]:
+        for row in STEPS[self.kind.rule]:
             keys: list[Key] = [(self.kind.name,)]
             for step in row:
                 keys = [longer for key in keys for longer in self._longer(key, step)]
@@ -240,7 +240,7 @@ def _comparisons(category: str, exhaustive: frozenset[str]) -> tuple[Key, ...]:
 
 Step = str | Collection[str] | Callable[..., Sequence[str] | Sequence[Key]]
 # Rule of `templates.yaml`: rows of steps. Every combination of what the steps of a row allow is a key.
-KEYS: dict[str, list[tuple[Step, ...]]] = {
+STEPS: dict[str, list[tuple[Step, ...]]] = {
     "presence": [(Candidates.known_classes,)],
     "place": [(Candidates.classes, Candidates.regions), (Candidates.pedestrian, "road")],
     "relation": [(Candidates.relations,)],
@@ -268,8 +268,6 @@ KEYS: dict[str, list[tuple[Step, ...]]] = {
     "objects": [("scene", THIRDS)],
     "description": [("scene", "what")],
 }
-if unknown := {kind.rule for kind in TYPES.values()} - KEYS.keys():
-    raise ValueError(f"templates.yaml: unknown rules {sorted(unknown)}; expected some of {', '.join(KEYS)}")
 
 
 # Maximum fraction of "none" and of "0" among the answers to a question such as "What color is the traffic light?"
@@ -383,13 +381,6 @@ class Balancer:
         return difference if answer == "yes" else -difference
 
 
-class NaturalRates(Balancer):
-    """Accepts every question, so that yes is as frequent as it is in the images."""
-
-    def accepts(self, key: Key, answer: str, rng: random.Random) -> bool:
-        return True
-
-
 def enumerate_questions(truth: GroundTruth) -> list[Question]:
     """All questions with an unambiguous answer in a scene, in their simplest wording."""
     keys = [key for kind in TYPES.values() for key in dict.fromkeys(Candidates(truth, kind).find_keys())]
@@ -408,7 +399,6 @@ def ask(
     count: int,
     balancer: Balancer | None = None,
     question_types: Sequence[str] = QUESTION_TYPES,
-    presuppose: bool = True,
 ) -> list[Question]:
     """Questions with different ids about a scene, sampled at random.
 
@@ -420,7 +410,6 @@ def ask(
         balancer: balances answers over all scenes, and prefers those that it has counted least; by default this scene
             is balanced by itself.
         question_types: question types to ask, in proportion to their weights.
-        presuppose: also ask for the color, state, value or side of absent objects; the answer is "none".
     """
     balancer = Balancer() if balancer is None else balancer
     weights = {name: TYPES[name].weight for name in question_types}
@@ -442,8 +431,6 @@ def ask(
             pool[i] = pool[-1]
             pool.pop()
             taken.add(key)  # also after a refusal by the balancer: a key that is listed several times gets one try
-            if found is not None and found.answer == NONE and not presuppose:
-                continue
             if found is not None and balancer.accepts(key, found.answer, rng):
                 questions.append(_question(truth, key, found, rng))
                 break

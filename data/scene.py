@@ -23,22 +23,12 @@ GRID = 14  # patches per side of stored masks, which are resampled to the grid o
 SYNTHETIC = "synthetic"  # the source of rendered scenes; all others are photographs
 
 
-def read_classes(table: Mapping[str, Any]) -> dict[str, tuple[str, str, str | None]]:
-    """{class: (singular, plural, its superclass or None)} of the `classes` in `classes.yaml`.
-
-    Raises:
-        ValueError: an entry has another form, or its superclass is unknown.
-    """
-    for name, nouns in table.items():
-        if not isinstance(nouns, list) or len(nouns) not in (2, 3) or not set(nouns[2:]) <= table.keys():
-            form = "[singular, plural] or [singular, plural, superclass], with a superclass that is a class"
-            raise ValueError(f"classes.yaml: class {name!r} must be {form}, got {nouns}")
-    return {name: (nouns[0], nouns[1], nouns[2] if len(nouns) == 3 else None) for name, nouns in table.items()}
-
-
 # All names and values in it are texts: `on` is not true, and a number of lanes is not a number.
 TABLES = yaml.load(Path(__file__).with_name("classes.yaml").read_text(encoding="utf-8"), yaml.BaseLoader)
-CLASSES = read_classes(TABLES["classes"])
+# {class: (singular, plural, its superclass or None)}
+CLASSES: dict[str, tuple[str, str, str | None]] = {
+    name: (nouns[0], nouns[1], nouns[2] if len(nouns) > 2 else None) for name, nouns in TABLES["classes"].items()
+}
 UNBOXED = frozenset(TABLES["unboxed"])
 ATTRIBUTES: dict[str, tuple[str, ...]] = {name: tuple(values) for name, values in TABLES["attributes"].items()}
 SCENE_ATTRIBUTES: dict[str, tuple[str, ...]] = {n: tuple(values) for n, values in TABLES["scene_attributes"].items()}
