@@ -1,13 +1,11 @@
-"""Files: `DataError`, reading inside a folder, and atomic writes. This module needs only the standard library."""
+"""Files: `DataError`, and atomic writes of files and folders. This module needs only the standard library."""
 
 import os
-import stat
 import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 
 _UMASK = os.umask(0o022)  # the only way to read the umask is to set it
@@ -20,21 +18,6 @@ ROOT = Path(__file__).resolve().parent.parent  # a clone has weights here, an in
 
 class DataError(ValueError):
     """Invalid input data. The message names the file, and the line or record."""
-
-
-def open_inside(path: str | Path, folder: str | Path) -> BinaryIO:
-    """The open file, to read its bytes.
-
-    Raises:
-        DataError: it is outside of the folder once all links are followed, or not a regular file (a FIFO would block).
-        OSError: for example, there is no such file.
-    """
-    target, root = os.path.realpath(path), os.path.realpath(folder)
-    if os.path.commonpath([target, root]) != root:
-        raise DataError(f"{path} leads to {target}, which is outside of {folder}: files of other folders are not read")
-    if not stat.S_ISREG(os.stat(target).st_mode):
-        raise DataError(f"{path} is not a regular file")
-    return open(path, "rb")
 
 
 @contextmanager

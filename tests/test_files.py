@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from traffic_vlm.common.files import DataError, atomic_write, atomic_write_text, open_inside
+from traffic_vlm.common.files import DataError, atomic_write, atomic_write_text
+from traffic_vlm.data.formats.reading import open_inside
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path):

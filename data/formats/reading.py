@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
-from ...common.files import DataError, open_inside
+from ...common.files import DataError
 
 
 class Unusable(DataError):
@@ -23,6 +23,21 @@ class Unusable(DataError):
     def __str__(self) -> str:
         _, where, message = self.args
         return f"{where}: {message}"
+
+
+def open_inside(path: Path, folder: Path) -> BinaryIO:
+    """The open file, to read its bytes.
+
+    Raises:
+        DataError: it is outside of the folder once all links are followed, or not a regular file (a FIFO would block).
+        OSError: for example, there is no such file.
+    """
+    target, root = path.resolve(), folder.resolve()
+    if not target.is_relative_to(root):
+        raise DataError(f"{path} leads to {target}, which is outside of {folder}: files of other folders are not read")
+    if target.exists() and not target.is_file():
+        raise DataError(f"{path} is not a regular file")
+    return open(path, "rb")
 
 
 @contextmanager
