@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiny import ROOT
-from traffic_vlm.data.grammar import FILLINGS, MASS_NOUNS, TYPES, flat, paraphrases_of, read_templates
+from traffic_vlm.data.grammar import FILLINGS, MASS_NOUNS, TYPES, paraphrases_of, read_templates
 from traffic_vlm.data.questions import QUESTION_TYPES, Balancer, Question, ask, enumerate_questions
 from traffic_vlm.data.scene import (
     ATTRIBUTES,
@@ -428,20 +428,6 @@ def test_yes_and_no_are_balanced_at_high_base_rates():
     assert ("presence", "car") in imbalances
 
 
-def test_the_yes_of_a_rare_class_is_asked_where_it_is_true():
-    """One image in 20 has an ambulance, among classes that are often there."""
-    rng, balancer = random.Random(0), Balancer()
-    often = ("car", "truck", "bus", "person", "bicycle", "motorcycle", "traffic light", "traffic sign", "crosswalk")
-    asked, there = Counter(), 0
-    for i in range(2000):
-        classes = [one for one in often if rng.random() < 0.5] + ["ambulance"] * (i % 20 == 0)
-        scene = placed(*((one, 60 * j, 200, {}) for j, one in enumerate(classes)))
-        there += "ambulance" in classes
-        asked.update((one.question_id, one.answer) for one in ask(GroundTruth(scene), rng, 2, balancer, ["presence"]))
-    assert asked["presence/ambulance", "yes"] > 0.35 * there  # 0.44; 0.21 with CANDIDATES 1
-    assert asked["presence/car", "yes"] > 0
-
-
 # Texts
 
 
@@ -480,29 +466,6 @@ def test_a_text_means_one_question():
         for text in paraphrases_of(question_id):
             is_own = owners.setdefault(text, question_id) == question_id
             assert is_own or question_id.startswith(("color", "light_state"))  # "What color are the lights?"
-
-
-def test_words_of_answers_survive_tokenization():
-    values = flat([[kind.known_values for kind in TYPES.values()], ATTRIBUTES, SCENE_ATTRIBUTES])
-    for answer in {*values, *(CLASSES.keys() - {"cone"}), NONE} - {"other"}:
-        assert decoded(answer) == answer
-
-
-@pytest.mark.parametrize(
-    ("question_id", "text"),
-    [
-        ("presence/ambulance", "Is there an ambulance?"),
-        ("presence/person", "Are there any people?"),
-        ("presence/sky", "Is there sky?"),
-        ("color/car/any/orange", "Is there an orange car?"),
-        ("place/cone/left", "Are there any traffic cones on the left?"),
-        ("count/deer/over/2", "Are there at least 3 deer?"),
-        ("status/motorcycle/any/without rider", "Are there any motorcycles without riders?"),
-        ("lane_count/lane count/is/1", "Does the road have just one lane?"),
-    ],
-)
-def test_grammar_of_a_paraphrase(question_id, text):
-    assert text in paraphrases_of(question_id)
 
 
 def test_unknown_question_ids_are_refused():
@@ -576,9 +539,7 @@ def test_the_question_type_of_the_docs_is_asked_answered_and_recognized(run_copy
         ("templates: {}, clases: []", "unexpected keyword argument 'clases'"),
         ("templates: {CLASS: ['Is it {colour}?']}", r"unknown slots \['colour'\]; expected some of .*car"),
         ("templates: {}, classes: [zebra]", r"unknown classes \['zebra'\]"),
-        ("templates: {}, weight: often", "could not convert string to float: 'often'"),
     ],
-    ids=["field", "slot", "class", "weight"],
 )
 def test_a_mistake_in_a_question_type_is_named(tmp_path, lines, message):
     path = tmp_path / "mine.yaml"

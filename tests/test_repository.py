@@ -114,23 +114,6 @@ def test_a_saved_folder_loads_in_new_processes(folder, processor, tmp_path):
     )
 
 
-@pytest.mark.slow
-def test_an_installed_package_needs_no_remote_code(folder, tmp_path):
-    code = f"""
-        del sys.modules["traffic_vlm"]
-        import traffic_vlm
-        from transformers import AutoConfig, AutoModel, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
-        from transformers import pipeline
-        folder = {str(folder)!r}
-        for auto in (AutoConfig, AutoModel, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer):
-            print(type(auto.from_pretrained(folder, trust_remote_code=False)).__module__)
-        vqa = pipeline("visual-question-answering", model=folder, trust_remote_code=False)
-        print(type(vqa).__module__)
-    """
-    printed = new_process(code, tmp_path).split()
-    assert len(printed) == 6 and all(name.startswith("traffic_vlm.") for name in printed)
-
-
 def imports(name):
     """The modules that a flat module imports."""
     return set(re.findall(r"^from \.(\w+) import", (ROOT / f"{name}.py").read_text(), re.MULTILINE))

@@ -21,7 +21,7 @@ for name in ("onnx", "onnxscript"):
     pytest.importorskip(name)
 
 from traffic_vlm.common.answers import answer_notes, answer_text, map_strength  # noqa: E402
-from traffic_vlm.export.asking import Asking, as_typed  # noqa: E402
+from traffic_vlm.export.asking import Asking  # noqa: E402
 from traffic_vlm.export.libraries import fetch_libraries  # noqa: E402
 from traffic_vlm.export.onnx import export_settings, load  # noqa: E402
 from traffic_vlm.export.web import export_page, page_data, pixels_graph  # noqa: E402
@@ -76,10 +76,6 @@ def test_answers_follow_the_kind_of_the_question(model, processor):
     assert json.loads(asking.next_ids(question, json.dumps([vocabulary["red"]]))) == [vocabulary["[EOS]"]]
     item = json.loads(asking.in_words(question, "red", 0.9))
     assert (item["answer"], item["text"], item["p_yes"], item["strength"]) == ("red", "red, 0.90", None, 1)
-
-
-def test_words_are_reported_as_typed():
-    assert [*as_typed("a Zebra or OKAPIS", ["zebra", "okapis"])] == ["Zebra", "OKAPIS"]
 
 
 def test_a_missing_npm_is_said(tmp_path, monkeypatch):
