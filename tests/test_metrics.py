@@ -226,8 +226,8 @@ def test_only_answers_to_the_same_questions_are_compared(other):
 def test_runs_are_compared_by_both_metrics_with_cameras_as_clusters():
     """The errors are those of a jackknife that leaves out one camera at a time."""
     rng = np.random.default_rng(0)
-    group = np.repeat(np.arange(40), 10)
-    truth, noise = rng.random(400) < 0.4, rng.normal(size=40)[group]
+    group = np.repeat(np.arange(20), 20)
+    truth, noise = rng.random(400) < 0.4, rng.normal(size=20)[group]
 
     def answers(skill):
         p_yes = 1 / (1 + np.exp(-(skill * (truth - 0.5) + noise + rng.normal(size=400))))
@@ -240,7 +240,7 @@ def test_runs_are_compared_by_both_metrics_with_cameras_as_clusters():
     found = compare_presence(before, after)
     for name, metric in (("balanced accuracy", balanced_accuracy), ("AUC", auc)):
         assert found[name][:2] == pytest.approx((metric(before), metric(after)))
-        without = [metric(after[group != camera]) - metric(before[group != camera]) for camera in range(40)]
-        assert found[name][2] == pytest.approx(math.sqrt(39**2 / 40 * np.var(without, ddof=1)), rel=0.05)
+        without = [metric(after[group != camera]) - metric(before[group != camera]) for camera in range(20)]
+        assert found[name][2] == pytest.approx(math.sqrt(19**2 / 20 * np.var(without, ddof=1)), rel=0.05)
     with pytest.raises(ValueError, match="only answers to the same questions can be compared, got 400 and 399"):
         compare_presence(before, after[1:])
