@@ -84,6 +84,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_averages_all_steps(start,
     shutil.copytree(whole, stopped)
     (stopped / "model.safetensors").unlink()
     (stopped / "checkpoint-3" / "trainer_state.json").unlink()  # as if killed before the last file was written
+    message = refuse(start, stopped, f"{options} --presence_weight 2 --seed 7")
+    assert "(presence_weight: 1.0 before, 2.0 now; seed: 42 before, 7 now)" in message
     learn(start, stopped, options)
     assert not changes(whole, stopped)
     paths = [folder / "checkpoint-3" / "trainer_state.json" for folder in (whole, stopped)]

@@ -18,8 +18,12 @@ from .model import prepare_model
 from .options import TrainOptions
 from .publish import publish, write_card
 from .rows import draw_rows, mix_rows, open_datasets, own_questions, sources_of
-from .trainer import BEFORE_FILE, StartEpoch, TrafficTrainer, last_checkpoint
+from .trainer import BEFORE_FILE, StartEpoch, TrafficTrainer, last_checkpoint, record_options
 from .words import add_words, content_words
+
+
+# Arguments of the library that a resumed run must have in common with the run that was stopped.
+KEPT = ("learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "seed")
 
 
 def train(arguments: TrainingArguments, options: TrainOptions) -> None:
@@ -38,6 +42,7 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
     rows = open_datasets(options.train_dataset, prefer="train")
     held = open_datasets(options.eval_dataset) if evaluates else []
     sources, loss_weights = sources_of(rows), options.loss_weights()
+    record_options(folder, vars(options) | {name: getattr(arguments, name) for name in KEPT})
 
     torch.manual_seed(arguments.seed)
     model, processor = prepare_model(options, len(sources))

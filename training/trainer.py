@@ -6,6 +6,7 @@ evaluation → `quick_metrics`, the same metrics as in `scripts/evaluate.py`
 `auxiliary/tower.py` has the Trainer of a tower alone.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -19,7 +20,7 @@ from torch import nn
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback
 
-from ..common.files import atomic_write
+from ..common.files import DataError, atomic_write, atomic_write_text
 from ..evaluation.predict import predict
 from ..evaluation.report import quick_metrics
 from .words import AskedWords
@@ -34,6 +35,26 @@ def last_checkpoint(folder: Path) -> Path | None:
     """The newest complete checkpoint; the library writes `trainer_state.json` last."""
     complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
     return max(complete, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
+
+
+def record_options(folder: Path, options: Mapping[str, Any]) -> None:
+    """Record the options of a run in its folder (.options.json), or refuse if its checkpoints have others.
+
+    Raises:
+        DataError: the folder has a checkpoint of a run with other options, which would be resumed.
+    """
+    path, now = folder / ".options.json", json.loads(json.dumps(options, default=str))
+    if last_checkpoint(folder) is not None and path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        changed = [
+            f"{name}: {before.get(name)} before, {now[name]} now" for name in now if before.get(name) != now[name]
+        ]
+        if changed:
+            raise DataError(
+                f"{folder} has checkpoints of a run with other options ({'; '.join(changed)}): choose another "
+                "--output_dir, or delete them"
+            )
+    atomic_write_text(path, json.dumps(now, indent=1))
 
 
 class AverageWeights(TrainerCallback):
