@@ -10,15 +10,14 @@ have one head (K = 1), the vectors are the keys, and the values have width 0:
     text  [B,1,past,kv_latent_size + rope_head_dim]        image [I,1,P,image_latent_size]
 
 transformers 5.24 calls a cache `cache` where older releases call it `past_key_values`. Here it is `past_key_values`;
-methods that the library or a user calls take both names (`takes_cache`), and what the library reads has the name that
-it uses (`CACHE_NAME`).
+methods that the library or a user calls take both names, and what the library reads has the name that it uses
+(`CACHE_NAME`).
 """
 
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, GenerationMixin
@@ -29,30 +28,18 @@ from transformers.utils import is_torchdynamo_compiling
 IS_RENAMED = "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 CACHE_NAME = "cache" if IS_RENAMED else "past_key_values"
 
-Method = TypeVar("Method", bound=Callable[..., Any])
 KeyValues = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, each [B,K,P,D]; see above for latents
 
 
-def takes_cache(method: Method) -> Method:
-    """The method, whose `past_key_values` can also be passed as `cache`, but not both.
+def either_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | None:
+    """The cache that was passed by either name.
 
     Raises:
         ValueError: both are passed.
     """
-
-    @wraps(method)
-    def renamed(*args: Any, cache: Any = None, **kwargs: Any) -> Any:
-        if cache is not None:
-            if kwargs.get("past_key_values") is not None:
-                raise ValueError("Pass either cache or past_key_values, not both: they are two names of one argument.")
-            kwargs["past_key_values"] = cache
-        return method(*args, **kwargs)
-
-    signature = inspect.signature(method)  # `generate()` reads there which arguments a model takes
-    parameters = list(signature.parameters.values())
-    parameters.insert(-1, inspect.Parameter("cache", inspect.Parameter.KEYWORD_ONLY, default=None))  # before **kwargs
-    renamed.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return renamed  # type: ignore[return-value]
+    if past_key_values is not None and cache is not None:
+        raise ValueError("Pass either cache or past_key_values, not both: they are two names of one argument.")
+    return past_key_values if cache is None else cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,10 +84,6 @@ class EncodedImages:
     def to(self, device: torch.device | str) -> "EncodedImages":
         """The same images on another device."""
         return self.apply(lambda tensor: tensor.to(device))
-
-    def cast(self, dtype: torch.dtype) -> "EncodedImages":
-        """The same images with keys and values of another dtype."""
-        return replace(self, key_values=tuple((key.to(dtype), value.to(dtype)) for key, value in self.key_values))
 
     def __getitem__(self, index: Any) -> "EncodedImages":
         """Images of an index, a slice or a list of indices; one index gives `EncodedImages` of one image.
@@ -154,8 +137,8 @@ class TrafficVLMCache(DynamicCache):
         TrafficVLMCache(config=model.config.get_text_config())          a dynamic cache
         TrafficVLMCache.around(StaticCache(config, max_cache_len=64))   any other
 
-    When rows of the text are reordered, selected or repeated, the rows of the image are, too. A cache that holds an
-    image refuses another image. `reset()` removes the image, and so does `crop` if it leaves no text.
+    When rows of the text are reordered, the rows of the image are, too. A cache that holds an image refuses another
+    image. `reset()` removes the image.
 
     Attributes:
         image: one image for each row; None before the first pass.
@@ -180,39 +163,22 @@ class TrafficVLMCache(DynamicCache):
             self.image = image
         if self.image is image or is_torchdynamo_compiling():
             return
-        held, key = self.image.key_values[0][0].float(), image.key_values[0][0].to(self.image.device).float()
+        (held, held_mask), (key, mask) = (
+            (one.key_values[0][0].float(), one.attention_mask) for one in (self.image, image.to(self.image.device))
+        )
         # Keys of one image may differ by rounding, to bfloat16 at worst.
-        if held.shape != key.shape or not bool((held - key).abs().max() <= 0.03 * held.abs().max()):
+        is_same = held.shape == key.shape and bool((held - key).abs().max() <= 0.03 * held.abs().max())
+        has_mask = mask is None or (held_mask is not None and torch.equal(mask.bool(), held_mask.bool()))
+        if not (is_same and has_mask):
             raise ValueError(
-                "past_key_values holds another image than the one given: pass no image to ask more about the one it "
-                "holds, or a new cache with a new image."
+                "past_key_values holds another image than the one given, or hides other parts of it: pass no image to "
+                "ask more about the one it holds, or a new cache with a new image."
             )
-        new, mask = image.attention_mask, self.image.attention_mask
-        if new is not None and (mask is None or not torch.equal(new.to(mask.device).bool(), mask.bool())):
-            raise ValueError(
-                "past_key_values holds the image with another encoder_attention_mask: pass it in the first step only."
-            )
-
-    def _change_image(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        if self.image is not None:
-            self.image = self.image.apply(function)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         super().reorder_cache(beam_idx)
-        self._change_image(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        super().batch_select_indices(indices)
-        self._change_image(lambda tensor: tensor[indices])
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        super().batch_repeat_interleave(repeats)
-        self._change_image(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
-
-    def crop(self, *args: Any, **kwargs: Any) -> None:
-        super().crop(*args, **kwargs)
-        if int(self.get_seq_length()) == 0:
-            self.image = None
+        if self.image is not None:
+            self.image = self.image.rows(beam_idx)
 
     def reset(self) -> None:
         super().reset()

@@ -19,11 +19,11 @@ import hashlib
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from itertools import chain
 from operator import is_
 from typing import Any
 from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
@@ -36,7 +36,7 @@ from .vision_traffic_vlm import TrafficVLMConvNorm
 Pass = Callable[[torch.Tensor], torch.Tensor]
 Tensors = Sequence[torch.Tensor]
 
-SAMPLE = 16  # bytes of each tensor in a checksum
+RUNS, RUN = 4, 8  # in a checksum: runs of bytes of each tensor, and bytes of a run
 # PEFT settings that change a module's output but are not tensors.
 ADAPTER_STATE = ("_disable_adapters", "_active_adapter", "merged_adapters", "scaling")
 MOST = 16  # recorded passes; then all are dropped
@@ -46,50 +46,51 @@ MOST = 16  # recorded passes; then all are dropped
 
 
 class Sample:
-    """Views of a few bytes of each parameter and buffer of a module, as long as these are the same tensors."""
+    """A few bytes of each parameter and buffer of a module, read in place as long as these are the same tensors."""
 
     def __init__(self, module: nn.Module):
         modules = list(module.modules())
-        groups = [(one._modules, one._parameters, one._buffers) for one in modules]
-        self.groups: list[dict[str, Any]] = [group for three in groups for group in three if group]
-        self.members = [member for group in self.groups for member in group.values()]
+        groups = chain.from_iterable((one._modules, one._parameters, one._buffers) for one in modules)
+        self.groups: list[dict[str, Any]] = [group for group in groups if group]
+        self.members = list(chain.from_iterable(map(dict.values, self.groups)))
         # A tensor on the device meta has no bytes: its weights are offloaded.
         self.tensors = [one for one in self.members if isinstance(one, torch.Tensor) and not one.is_meta]
-        self.addresses = [tensor.data_ptr() for tensor in self.tensors]
+        self.addresses = list(map(torch.Tensor.data_ptr, self.tensors))
         self.adapters = [vars(one) for one in modules if "_disable_adapters" in vars(one)]
-        self.views: dict[torch.device, list[Any]] = {}
+        self.runs: list[memoryview] = []  # of tensors on the CPU
+        self.far: dict[torch.device, list[torch.Tensor]] = {}
         for tensor in self.tensors:
+            start, size = tensor.storage_offset() * tensor.element_size(), tensor.nbytes
             stored = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-            start = tensor.storage_offset() * tensor.element_size()
-            count = min(tensor.nbytes, len(stored) - start)
-            step = max(count // SAMPLE, 1)
-            if step % 2 == 0:  # all bytes of a number have their turn
-                step -= 1
-            view = stored.as_strided((min(count, SAMPLE),), (step,), start)
-            # NumPy joins many small arrays several times as fast as torch.
-            self.views.setdefault(tensor.device, []).append(view.numpy() if tensor.device.type == "cpu" else view)
+            for first in sorted({size * i // RUNS // RUN * RUN for i in range(RUNS)}):
+                run = stored[start + first : start + min(first + RUN, size)]
+                if tensor.device.type == "cpu":
+                    self.runs.append(memoryview(run.numpy()))
+                else:
+                    self.far.setdefault(tensor.device, []).append(run)
 
     def __reduce__(self) -> Any:
         return type(None), ()  # a copied module has other tensors
 
+    def is_current(self) -> bool:
+        """Whether the module has the same parts, and its tensors are at the same addresses."""
+        members = list(chain.from_iterable(map(dict.values, self.groups)))
+        has_same = len(members) == len(self.members) and all(map(is_, members, self.members))
+        return has_same and list(map(torch.Tensor.data_ptr, self.tensors)) == self.addresses
+
     def checksum(self) -> str:
-        digest = hashlib.blake2b(digest_size=16)
-        for device, views in self.views.items():
-            values = np.concatenate(views) if device.type == "cpu" else torch.cat(views).cpu().numpy()
-            digest.update(values.tobytes())
+        digest = hashlib.blake2b(b"".join(self.runs), digest_size=16)
+        for runs in self.far.values():
+            digest.update(torch.cat(runs).cpu().numpy())
         digest.update(repr([[state.get(name) for name in ADAPTER_STATE] for state in self.adapters]).encode())
         return digest.hexdigest()
 
 
 def sample_of(module: nn.Module) -> Sample:
-    """The sample that a module keeps in an attribute; a new one for other parts, or tensors at other addresses."""
+    """The sample that a module keeps in an attribute, made anew for other parts, or tensors at other addresses."""
     sample: Any = vars(module).get("_sample")
-    if sample is not None:
-        members = [member for group in sample.groups for member in group.values()]
-        has_same = len(members) == len(sample.members) and all(map(is_, members, sample.members))
-        if has_same and [tensor.data_ptr() for tensor in sample.tensors] == sample.addresses:
-            return sample
-    sample = vars(module)["_sample"] = Sample(module)
+    if sample is None or not sample.is_current():
+        sample = vars(module)["_sample"] = Sample(module)
     return sample
 
 
@@ -113,7 +114,7 @@ class Fast:
 
     Attributes:
         users: number of entries that have not been left.
-        is_kept: passes stay fast when the last user leaves, until `stop`; then each public pass looks for changes.
+        is_kept: passes stay fast when the last user leaves; then each public pass enters, and notices changes.
         version: checksum of the weights without those of a head.
         graphs: CUDA graphs of a model that answers questions; None on a CPU.
     """
@@ -121,7 +122,6 @@ class Fast:
     def __init__(self, model: Any):
         self.model, self.users, self.is_kept = model, 0, False
         self.lock = threading.RLock()
-        self.parts: list[Any] = []  # those with public passes, which look for this object in `fast`
         self.forwards: list[FastForward] = []
         self.graphs: Graphs | None = None
         self.version, self.state = "", None
@@ -142,49 +142,39 @@ class Fast:
             if not (self.users or self.is_kept):
                 self.uninstall()
 
-    def keep(self) -> None:
-        """Make passes fast until `stop`."""
-        with self.lock:
-            self.is_kept = True
-            self.look_for_changes()
-
-    def stop(self) -> None:
-        """Undo `keep`."""
-        with self.lock:
-            self.is_kept = False
-            if not self.users:
-                self.uninstall()
+    def keep(self, is_kept: bool) -> None:
+        """Keep passes fast when no context is open, or no longer."""
+        self.is_kept = is_kept
+        with self:  # entering installs, leaving uninstalls unless kept
+            pass
 
     def look_for_changes(self) -> None:
-        """Prepare passes for weights that have changed, if they are kept and no context is open."""
-        if self.is_kept and not self.users and not is_torchdynamo_compiling():
-            with self.lock:
-                if self.is_kept and not self.users:
-                    self.install()
+        """Notice changed weights in a public pass that no context surrounds."""
+        if self.is_kept and not is_torchdynamo_compiling():
+            with self:
+                pass
 
     def install(self) -> None:
         """Make passes fast, with packed weights and graphs of the current weights."""
         model, base = self.model, self.model.base_model
-        heads = [] if model is base else [one for one in model.children() if one is not base]
+        parts = [base] if model is base else [base, *(one for one in model.children() if one is not base)]
         # Graphs also depend on addresses, so on the samples themselves.
-        state: Any = [(sample, sample.checksum()) for sample in map(sample_of, (base, *heads))]
+        state: Any = [(sample, sample.checksum()) for sample in map(sample_of, parts)]
         if state != self.state:
             self.uninstall()
             self.state, self.version = state, state[0][1]
-            self.parts = [model, base, model.get_decoder()]
             modules = [one for one in model.modules() if type(one) in PACKS]
             self.forwards = [FastForward(one) for one in modules if is_supported(next(one.parameters()))]
             can_record = model.device.type == "cuda" and hasattr(model, "question_logits")
             self.graphs = Graphs(model) if can_record else None
-        for part in self.parts:
-            part.fast = self
+        model.fast = base.fast = model.get_decoder().fast = self  # the parts with public passes
         for forward in self.forwards:
             vars(forward.module).setdefault("forward", forward)  # others' passes stay; setattr is slow for modules
 
     def uninstall(self) -> None:
-        for part in self.parts:
-            if vars(part).get("fast") is self:
-                del part.fast
+        model = self.model
+        for part in (model, model.base_model, model.get_decoder()):
+            vars(part).pop("fast", None)
         for forward in self.forwards:
             if vars(forward.module).get("forward") is forward:
                 del vars(forward.module)["forward"]
@@ -204,14 +194,10 @@ def fast_context(model: Any) -> Fast:
 
 
 class FastForward:
-    """The forward pass of a module with packed weights, which are made when they are first needed.
-
-    It is the module's own pass with gradients, in training mode, under autocast, while compiling, and for inputs of
-    another dtype than the weight's.
-    """
+    """The forward pass of a module with packed weights, made in the first pass that is not left to the module."""
 
     def __init__(self, module: nn.Module):
-        self.module, self.dtype = module, next(module.parameters()).dtype
+        self.module = module
         self.run: Pass | None = None
 
     def __reduce__(self) -> Any:
@@ -220,7 +206,7 @@ class FastForward:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         module = self.module
         is_own = torch.is_grad_enabled() or module.training or is_torchdynamo_compiling()
-        if is_own or torch.is_autocast_enabled("cpu") or x.dtype != self.dtype:
+        if is_own or torch.is_autocast_enabled("cpu"):
             return type(module).forward(module, x)
         if self.run is None:
             self.run = PACKS[type(module)](module)
@@ -268,23 +254,6 @@ PACKS: dict[type, Callable[[Any], Pass]] = {nn.Linear: pack_linear, TrafficVLMCo
 # --- CUDA graphs ---
 
 
-def bucket(count: int, smallest: int) -> int:
-    """The power of two that is at least `count`, and at least `smallest`."""
-    return max(smallest, 1 << (count - 1).bit_length())
-
-
-def pad(tensor: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """A tensor [B,L] with zeros added up to [rows,columns]."""
-    return nn.functional.pad(tensor.long(), (0, columns - tensor.shape[1], 0, rows - len(tensor)))
-
-
-def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The tensor on a device. From the CPU to a GPU, the copy does not wait for what the GPU still computes."""
-    if tensor.device.type == "cpu" and device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
-
-
 class Recorded:
     """A function of tensors, repeated on the contents of its buffers.
 
@@ -296,7 +265,7 @@ class Recorded:
         pool: memory shared by all graphs; None on a CPU.
     """
 
-    def __init__(self, function: Callable[..., Tensors], buffers: Tensors, pool: Any = None):
+    def __init__(self, function: Callable[..., Tensors], buffers: Tensors, pool: Any):
         self.function, self.buffers = function, buffers
         self.graph: Any = None
         if pool is None:
@@ -320,6 +289,23 @@ class Recorded:
         else:
             self.graph.replay()
         return [output.clone() for output in self.outputs]
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on a device. From the CPU to a GPU, the copy does not wait for what the GPU still computes."""
+    if tensor.device.type == "cpu" and device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def pad(tensor: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """A tensor [B,L] with zeros added up to [rows,columns]."""
+    return nn.functional.pad(tensor.long(), (0, columns - tensor.shape[1], 0, rows - len(tensor)))
+
+
+def power_of_two(count: int) -> int:
+    """The power of two that is at least `count`."""
+    return 1 << (count - 1).bit_length()
 
 
 def encode_images(model: Any, pixel_values: torch.Tensor) -> Tensors:
@@ -357,7 +343,6 @@ class Graphs:
     def is_usable(self) -> bool:
         """Whether the model is in a state in which passes can be recorded and replayed."""
         model, device = self.model, self.model.device
-        is_adapted = hasattr(model, "peft_config") or getattr(model, "_hf_peft_config_loaded", False)
         # Graphs are recorded and replayed on the default stream of the current device.
         is_default = device.type != "cuda" or (
             device.index == torch.cuda.current_device() and torch.cuda.current_stream() == torch.cuda.default_stream()
@@ -366,7 +351,7 @@ class Graphs:
             is_default
             and not (torch.is_grad_enabled() or model.training or is_torchdynamo_compiling())
             and not torch.is_autocast_enabled(device.type)
-            and not (is_adapted or getattr(model, "is_quantized", False))
+            and not (hasattr(model, "peft_config") or getattr(model, "is_quantized", False))
             and model.get_decoder().config._attn_implementation in ("sdpa", "eager")
         )
 
@@ -412,17 +397,17 @@ class Graphs:
         if ends is None or images.attention_mask is not None or images.device != self.model.device:
             return None
         (rows, length), count = input_ids.shape, ends.shape[1]
-        size = bucket(rows, 1), bucket(length, 16)
+        size = power_of_two(rows), max(16, power_of_two(length))
         segments = segment_ids - segment_ids.min() + 1
         if attention_mask is not None:
             segments = segments * attention_mask.bool()
         text = torch.stack([pad(one, *size) for one in (input_ids, position_ids.expand(rows, -1), segments)])
-        keys, values = (torch.stack(part) for part in zip(*images.cast(self.model.dtype).key_values))
+        keys, values = (torch.stack(part) for part in zip(*images.key_values))
         index = nn.functional.pad(image_of_row, (0, size[0] - rows))
         if not torch.equal(index, torch.arange(len(images))):
             index = to_device(index, images.device)
             keys, values = keys[:, index], values[:, index]
-        found = self.run(answer, text, pad(ends.clamp(min=0), size[0], bucket(count, 1)), keys, values)
+        found = self.run(answer, text, pad(ends.clamp(min=0), size[0], power_of_two(count)), keys, values)
         if found is None:
             return None
         logits, is_question = found[0][:rows, :count].flatten(0, 1), (ends >= 0).flatten()

@@ -8,14 +8,13 @@ The library's loop does the decoding. This mixin
 - lets an assistant model encode the image with its own vision tower, once.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import Cache, GenerationConfig
 from transformers.generation import GenerationMixin, LogitsProcessorList, SuppressTokensLogitsProcessor
 
-from .cache_traffic_vlm import CACHE_NAME, TrafficVLMCache, holds_image, takes_cache
+from .cache_traffic_vlm import CACHE_NAME, TrafficVLMCache, either_cache, holds_image
 from .checks_traffic_vlm import check_cache, check_image_index, check_prompt_ends, check_text, padding_mask
 
 
@@ -31,7 +30,6 @@ class TrafficVLMGenerationMixin(GenerationMixin):
 
     image_argument = "pixel_values"
 
-    @takes_cache
     @torch.no_grad()
     def generate(
         self,
@@ -39,6 +37,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         generation_config: Any = None,
         *,
         past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> torch.Tensor | Any:
         """Token ids [B,L] of prompts and their answers, or an output object of the library, with its arguments.
@@ -52,7 +51,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         for name in ("segment_ids", "question_ends"):
             if kwargs.pop(name, None) is not None:
                 raise ValueError(f"generate() continues one text per row, got packed rows ({name}): use packed=False.")
-        text_config = self.config.get_text_config()
+        text_config, past_key_values = self.config.get_text_config(), either_cache(past_key_values, cache)
         if past_key_values is not None:
             check_cache(past_key_values)
             kwargs[CACHE_NAME] = past_key_values
@@ -85,14 +84,15 @@ class TrafficVLMGenerationMixin(GenerationMixin):
             image_index = torch.arange(rows) if image_index is None else image_index
             kwargs |= {"encoded_images": images, "image_index": image_index}
 
-    @takes_cache
     def prepare_inputs_for_generation(
         self,
         input_ids: torch.Tensor,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
+        past_key_values = either_cache(past_key_values, cache)
         kwargs |= {CACHE_NAME: past_key_values, "inputs_embeds": inputs_embeds}
         model_inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
         if holds_image(past_key_values):
@@ -100,15 +100,14 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         return model_inputs
 
     def _prepare_generation_config(self, *args: Any, **kwargs: Any) -> tuple[GenerationConfig, dict[str, Any]]:
-        """The library's result, but with the model's `max_new_tokens` where a pipeline's own cannot fit.
+        """The library's result, but pipelines of transformers 5.5 to 5.10 keep the model's `max_new_tokens`.
 
-        When transformers 5.5 to 5.10 build a pipeline, its default of 256 replaces the model's.
+        Their own default of 256 cannot fit. They pass it by name, `generate()` its configuration by position.
         """
         prepared, rest = super()._prepare_generation_config(*args, **kwargs)
-        # `generate()` passes its configuration by position, pipelines pass theirs by name.
         is_given = args or kwargs.get("max_new_tokens") is not None
         if not is_given and (prepared.max_new_tokens or 0) >= self.config.max_position_embeddings:
-            prepared.max_new_tokens = self.generation_config.max_new_tokens or MAX_NEW_TOKENS
+            prepared.max_new_tokens = self.generation_config.max_new_tokens
         return prepared, rest
 
     def _prepare_cache_for_generation(
@@ -145,13 +144,9 @@ class TrafficVLMGenerationMixin(GenerationMixin):
     def _get_candidate_generator(self, *args: Any, model_kwargs: dict[str, Any], **kwargs: Any) -> Any:
         assistant, encoded_images = kwargs.get("assistant_model"), model_kwargs.get("encoded_images")
         if assistant is not None and encoded_images is not None:
-            model_kwargs = dict(model_kwargs)
             if hasattr(assistant, "encode_images"):
-                if encoded_images.pixel_values is None:
-                    raise ValueError("An assistant encodes the image itself, but encoded_images has no pixel_values.")
-                images = assistant.encode_images(encoded_images.pixel_values)
-                model_kwargs["encoded_images"] = replace(images, attention_mask=encoded_images.attention_mask)
+                images = assistant.encode_images(encoded_images.pixel_values, encoded_images.attention_mask)
+                model_kwargs = model_kwargs | {"encoded_images": images}
             else:  # a text-only assistant
-                for name in ("encoded_images", "image_index"):
-                    model_kwargs.pop(name)
+                model_kwargs = {k: v for k, v in model_kwargs.items() if k not in ("encoded_images", "image_index")}
         return super()._get_candidate_generator(*args, model_kwargs=model_kwargs, **kwargs)

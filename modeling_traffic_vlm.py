@@ -14,6 +14,8 @@ Shapes: B rows of text, L tokens, I images, P image tokens (256), S keys to read
 key/value heads, D head size, C hidden size, V vocabulary.
 """
 
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +47,7 @@ from .attention_traffic_vlm import (
     TrafficVLMSelfAttention,
     rotary_embedding,
 )
-from .cache_traffic_vlm import CACHE_NAME, EncodedImages, KeyValues, TrafficVLMCache, takes_cache
+from .cache_traffic_vlm import CACHE_NAME, EncodedImages, KeyValues, TrafficVLMCache, either_cache
 from .checks_traffic_vlm import (
     check_cache,
     check_image_index,
@@ -67,8 +69,23 @@ logger = logging.get_logger(__name__)
 
 NEWEST_TRIED = "5.24"  # release of transformers; a newer one may have changed what this code relies on
 IMAGES = "pixel_values, encoded_images or encoder_hidden_states"
-ONE_SOURCE = f"Give one of {IMAGES}, not several."
 PAD_MARGIN = 100.0  # the logit of `[PAD]` is this much below the lowest one: exp(-100) added to another word's is 0
+
+
+def passes_on_to(inner: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A decorator of a method that passes **kwargs on to `inner`: its signature names the arguments of both.
+
+    `generate()` and `Trainer` read there what a model takes.
+    """
+
+    def name_arguments(method: Any) -> Any:
+        both = {**inspect.signature(inner).parameters, **inspect.signature(method).parameters}
+        rest = both.pop("kwargs")
+        named = [one for one in both.values() if one.kind is not inspect.Parameter.VAR_POSITIONAL]
+        method.__signature__ = inspect.Signature([*named, rest])
+        return method
+
+    return name_arguments
 
 
 class TrafficVLMMLP(nn.Module):
@@ -108,7 +125,6 @@ class TrafficVLMDecoderLayer(GradientCheckpointingLayer):
         self.mlp = TrafficVLMMLP(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    @takes_cache
     def forward(
         self,
         x: torch.Tensor,
@@ -117,10 +133,10 @@ class TrafficVLMDecoderLayer(GradientCheckpointingLayer):
         rotary: Rotary,
         attention_mask: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         """x [B,L,C], image keys and values [B,K,P,D], masks [B,1,L,S] of text and [B,1,L,P] of image → x [B,L,C]."""
+        past_key_values = kwargs.pop(CACHE_NAME, None)  # by this name the library leaves it out in checkpointing
         text = {"rotary": rotary, "attention_mask": attention_mask, "past_key_values": past_key_values}
         image = {"key": image_key, "value": image_value, "attention_mask": encoder_attention_mask}
         x = x + self.dropout(self.self_attn(self.self_attn_norm(x), **text, **kwargs)[0])
@@ -175,14 +191,14 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
         On a CUDA GPU, images and questions become CUDA graphs, in which hooks do not run. A graph is recorded when its
         shape comes for the second time.
         """
-        fast_context(self).keep()
+        fast_context(self).keep(True)
         return self
 
     def train(self, mode: bool = True) -> "TrafficVLMPreTrainedModel":
         """As in torch; training mode undoes `fuse_for_inference`."""
         fast = self.fast  # once, as another thread may leave the context
         if mode and fast is not None:
-            fast.stop()
+            fast.keep(False)
         return super().train(mode)
 
     @property
@@ -194,6 +210,26 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
         fast.look_for_changes()
         return fast.graphs
 
+    def choose_images(
+        self: Any,
+        new: torch.Tensor | None,
+        encoded_images: EncodedImages | None,
+        encoder_attention_mask: torch.Tensor | None,
+    ) -> EncodedImages | None:
+        """The given encoded images, or those of new pixels or tokens, with the given mask; None without images."""
+        if new is not None and encoded_images is not None:
+            raise ValueError(f"Give one of {IMAGES}, not several.")
+        images = encoded_images if new is None else self.encode(new)
+        if encoder_attention_mask is None:
+            return images
+        if images is None:
+            raise ValueError(f"encoder_attention_mask needs an image: {IMAGES}. A cache keeps it for later steps.")
+        count, _, tokens, _ = images.key_values[0][0].shape
+        if encoder_attention_mask.shape != (count, tokens):
+            shape = list(encoder_attention_mask.shape)
+            raise ValueError(f"encoder_attention_mask must be [{count},{tokens}], images by tokens; got {shape}.")
+        return replace(images, attention_mask=encoder_attention_mask)
+
     def get_decoder(self) -> "TrafficVLMTextModel":
         """The text decoder of any of the models."""
         base: Any = getattr(self, "model", self)
@@ -204,19 +240,6 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.get_decoder().embed_tokens = value
-
-
-def mask_images(images: EncodedImages | None, attention_mask: torch.Tensor | None) -> EncodedImages | None:
-    """The images with the tokens hidden where attention_mask [I,P] is 0."""
-    if attention_mask is None:
-        return images
-    if images is None:
-        raise ValueError(f"encoder_attention_mask needs an image: {IMAGES}. A cache keeps it for later steps.")
-    count, _, tokens, _ = images.key_values[0][0].shape
-    if attention_mask.shape != (count, tokens):
-        shape = list(attention_mask.shape)
-        raise ValueError(f"encoder_attention_mask must be [{count},{tokens}], images by tokens; got {shape}.")
-    return replace(images, attention_mask=attention_mask)
 
 
 class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
@@ -241,7 +264,6 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @takes_cache
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -257,6 +279,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         image_index: torch.Tensor | None = None,
         segment_ids: torch.Tensor | None = None,
         use_cache: bool | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Last hidden states [B,L,C] of text, optionally about images.
@@ -285,7 +308,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             )
         if (fast := self.fast) is not None:
             fast.look_for_changes()
-        past_length: Any = 0
+        past_key_values, past_length = either_cache(past_key_values, cache), 0
         if past_key_values is not None:
             check_cache(past_key_values)
             past_length = past_key_values.get_seq_length()
@@ -369,18 +392,9 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             raise ValueError(f"encoder_hidden_states must be [I,P,{width}] (encoder_hidden_size), got {shape}.")
         return tuple(layer.cross_attn.project(encoder_hidden_states) for layer in self.layers)
 
-    def choose_images(
-        self,
-        encoder_hidden_states: torch.Tensor | None,
-        encoded_images: EncodedImages | None,
-        encoder_attention_mask: torch.Tensor | None,
-    ) -> EncodedImages | None:
-        """Encoded images of the image tokens, or the given ones, with the given mask; None without images."""
-        if encoder_hidden_states is not None and encoded_images is not None:
-            raise ValueError(ONE_SOURCE)
-        if encoder_hidden_states is not None:
-            encoded_images = EncodedImages(self.project_image_tokens(encoder_hidden_states))
-        return mask_images(encoded_images, encoder_attention_mask)
+    def encode(self, encoder_hidden_states: torch.Tensor) -> EncodedImages:
+        """Encoded images of image tokens [I,P,encoder_hidden_size], with gradients."""
+        return EncodedImages(self.project_image_tokens(encoder_hidden_states))
 
     @staticmethod
     def images_of_rows(
@@ -454,32 +468,19 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
 
     def choose_images(
         self,
-        pixel_values: torch.Tensor | None,
+        new: torch.Tensor | None,
         encoded_images: EncodedImages | None,
-        encoder_attention_mask: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None,
     ) -> EncodedImages | None:
-        """Encoded images of the pixels, or the given ones, checked, with the given mask; None without images."""
-        if pixel_values is not None and encoded_images is not None:
-            raise ValueError(ONE_SOURCE)
-        if pixel_values is not None:
-            encoded_images = self.encode(pixel_values)
-        elif encoded_images is not None:
-            if not hasattr(encoded_images, "key_values"):
-                raise TypeError(f"encoded_images must come from encode_images(), got {type(encoded_images).__name__}.")
-            if not is_torchdynamo_compiling() and encoded_images.weights_version is not None:
-                if encoded_images.weights_version != self.weights_version():
-                    raise ValueError(
-                        "encoded_images come from another model, or from weights that have changed since."
-                    )
-                encoded_images = replace(encoded_images, weights_version=None)  # check once, not in every later pass
-            # Images encoded under autocast may have another dtype. The decoder's dtype is asked for, not that of a
-            # weight, which may be quantized; images are not moved to its device, which is meta if it is offloaded.
-            key, dtype = encoded_images.key_values[0][0], self.text_model.dtype
-            if key.dtype != dtype and not torch.is_autocast_enabled(key.device.type):
-                encoded_images = encoded_images.cast(dtype)
-        return mask_images(encoded_images, encoder_attention_mask)
+        """As of the base class. Encoded images of other weights are refused."""
+        if encoded_images is not None and encoded_images.weights_version and not is_torchdynamo_compiling():
+            if encoded_images.weights_version != self.weights_version():
+                raise ValueError("encoded_images come from another model, or from weights that have changed since.")
+            encoded_images = replace(encoded_images, weights_version=None)  # check once, not in every later pass
+        return super().choose_images(new, encoded_images, encoder_attention_mask)
 
     @can_return_tuple
+    @passes_on_to(TrafficVLMTextModel.forward)
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -517,9 +518,8 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         So `[PAD]` is never generated, and its embedding stays zero. Its log-probability is finite, because label
         smoothing adds up the log-probabilities of all words.
         """
-        logits, pad_token_id = self.lm_head(hidden_states), self.config.get_text_config().pad_token_id
-        if pad_token_id is not None:
-            logits[..., pad_token_id] = logits.detach().amin(-1) - PAD_MARGIN
+        logits = self.lm_head(hidden_states)
+        logits[..., self.config.get_text_config().pad_token_id] = logits.detach().amin(-1) - PAD_MARGIN
         return logits
 
     def language_model_output(
@@ -536,8 +536,7 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         if labels is not None:
             check_labels(labels, logits)
             text_config = self.config.get_text_config()
-            if text_config.pad_token_id is not None:
-                labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # never a target
+            labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # never a target
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=text_config.vocab_size, **kwargs)
         return CausalLMOutputWithCrossAttentions(
             loss=loss,
@@ -563,22 +562,12 @@ class TrafficVLMForCausalLM(TrafficVLMLanguageModel, TrafficVLMGenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    @takes_cache
     @can_return_tuple
+    @passes_on_to(TrafficVLMTextModel.forward)
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        encoder_attention_mask: torch.Tensor | None = None,
-        encoded_images: EncodedImages | None = None,
-        image_index: torch.Tensor | None = None,
-        segment_ids: torch.Tensor | None = None,
+        *inputs: Any,
         labels: torch.Tensor | None = None,
-        use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
@@ -587,20 +576,7 @@ class TrafficVLMForCausalLM(TrafficVLMLanguageModel, TrafficVLMGenerationMixin):
         logits_to_keep is the number of last tokens with logits, or their indices; 0 keeps all. The other arguments are
         those of `TrafficVLMTextModel.forward`.
         """
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            encoder_hidden_states=encoder_hidden_states,
-            encoder_attention_mask=encoder_attention_mask,
-            encoded_images=encoded_images,
-            image_index=image_index,
-            segment_ids=segment_ids,
-            use_cache=use_cache,
-            **kwargs | {"return_dict": True},
-        )
+        outputs = self.model(*inputs, **kwargs | {"return_dict": True})
         return self.language_model_output(outputs, labels, logits_to_keep, **kwargs)
 
 
@@ -619,7 +595,7 @@ class TrafficVLMFullModel(TrafficVLMPreTrainedModel):
         training mode, batch normalization mixes the images and changes its statistics.
         """
         version = self.model.weights_version()  # first, so that it need not wait for a GPU that encodes
-        images: Any = mask_images(self.model.encode(pixel_values), encoder_attention_mask)
+        images: Any = self.model.choose_images(pixel_values, None, encoder_attention_mask)
         return replace(images, weights_version=version)
 
     def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
@@ -654,23 +630,13 @@ class TrafficVLMForConditionalGeneration(
         self.generation_config.max_new_tokens = MAX_NEW_TOKENS
         self.post_init()
 
-    @takes_cache
     @can_return_tuple
+    @passes_on_to(TrafficVLMModel.forward)
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        pixel_values: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        encoded_images: EncodedImages | None = None,
-        image_index: torch.Tensor | None = None,
-        encoder_attention_mask: torch.Tensor | None = None,
-        segment_ids: torch.Tensor | None = None,
+        *inputs: Any,
         question_ends: torch.Tensor | None = None,  # returned by the processor; only `score_yes_no` reads it
         labels: torch.Tensor | None = None,
-        use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
@@ -679,20 +645,7 @@ class TrafficVLMForConditionalGeneration(
         logits_to_keep is the number of last tokens with logits, or their indices; 0 keeps all. The other arguments are
         those of `TrafficVLMModel.forward`.
         """
-        outputs = self.model(
-            input_ids=input_ids,
-            pixel_values=pixel_values,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            encoded_images=encoded_images,
-            image_index=image_index,
-            encoder_attention_mask=encoder_attention_mask,
-            segment_ids=segment_ids,
-            use_cache=use_cache,
-            **kwargs | {"return_dict": True},
-        )
+        outputs = self.model(*inputs, **kwargs | {"return_dict": True})
         return self.language_model_output(outputs, labels, logits_to_keep, **kwargs)
 
 

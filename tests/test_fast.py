@@ -4,7 +4,6 @@ import copy
 import gc
 import pickle
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -173,20 +172,6 @@ def test_passes_are_fast_until_the_last_context_is_left(model):
         assert not torch.equal(logits(model), own)
         context.__exit__()
     assert torch.equal(logits(model), own)
-
-
-def test_threads_that_fuse_and_unfuse_a_model_leave_no_trace(model):
-    before, own = traces(model), logits(model)
-
-    def use(_):
-        with model.fast_context():
-            logits(model.fuse_for_inference())
-        logits(model)
-        model.fast_context().stop()
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(use, range(40)))
-    assert traces(model) == before and torch.equal(logits(model), own)
 
 
 def test_a_model_fused_within_a_context_stays_fused_until_it_trains(model):

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
-from tiny import TINY_TEXT, count_calls, pack, random_ids, random_pixels, tiny_model, tiny_text_config
+from tiny import count_calls, pack, random_ids, random_pixels, tiny_model, tiny_text_config
 from traffic_vlm.cache_traffic_vlm import CACHE_NAME, TrafficVLMCache
-from traffic_vlm.configuration_traffic_vlm import TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM
 
 
@@ -131,8 +130,6 @@ def test_generation_without_an_image(model, alone):
     assert torch.equal(alone.generate(IDS, **NO_END), output.sequences)
     assert isinstance(output.past_key_values, DynamicCache)  # a plain cache
     assert model.generate(pixel_values=PIXELS, **NO_END).shape == (2, 9)  # starts from [SOS]
-    config = TrafficVLMTextConfig(**(TINY_TEXT | {"pad_token_id": None, "encoder_hidden_size": None}))
-    assert TrafficVLMForCausalLM(config).eval().generate(IDS, **NO_END).shape == (2, 14)
 
 
 def test_a_decoder_alone_reads_image_tokens(model, alone):
@@ -203,28 +200,9 @@ def test_a_cache_refuses_another_image(model, name):
     mask[:, 100:] = 0
     for first in ({}, {"encoder_attention_mask": mask.flip(1)}):
         cache = model(IDS, PIXELS, use_cache=True, **first).past_key_values
-        with pytest.raises(ValueError, match="holds the image with another encoder_attention_mask"):
+        with pytest.raises(ValueError, match="hides other parts of it"):
             again = {"pixel_values": PIXELS, "encoder_attention_mask": mask}
             getattr(model, name)(input_ids=more, past_key_values=cache, **again)
-
-
-@torch.no_grad()
-def test_a_cache_takes_the_same_image_in_another_precision(model):
-    images = model.encode_images(PIXELS)
-    cache = model(IDS, encoded_images=images, use_cache=True).past_key_values
-    cache.keep_image(images.cast(torch.bfloat16))
-    with pytest.raises(ValueError, match="holds another image"):
-        cache.keep_image(images[[1, 0]].cast(torch.bfloat16))
-
-
-def test_a_cache_without_text_takes_another_image(model, expected):
-    cache = model.generate(IDS, pixel_values=OTHER_PIXELS, return_dict_in_generate=True).past_key_values
-    cache.crop(0)  # before transformers 5.15 it removes all text, then none
-    if cache.get_seq_length():
-        with pytest.raises(ValueError, match="holds another image"):
-            model(IDS, PIXELS, past_key_values=cache)
-        cache.crop(-cache.get_seq_length())
-    assert torch.equal(model.generate(IDS, pixel_values=PIXELS, past_key_values=cache, **NO_END), expected)
 
 
 @torch.no_grad()
@@ -233,14 +211,9 @@ def test_the_image_and_its_mask_are_reordered_with_the_cache(model):
     pixels, word, mask = PIXELS.double(), random_ids(2, 1, seed=3), torch.ones(2, 256, dtype=torch.long)
     mask[0, 20:], mask[1, 100:] = 0, 0
     plain = model(torch.cat([IDS, word], dim=1), pixels, encoder_attention_mask=mask).logits[:, -1]
-    for name, argument, rows in (
-        ("reorder_cache", SWAP, SWAP),
-        ("batch_select_indices", torch.tensor([1]), torch.tensor([1])),
-        ("batch_repeat_interleave", 2, torch.tensor([0, 0, 1, 1])),
-    ):
-        cache = model(IDS, pixels, encoder_attention_mask=mask, use_cache=True).past_key_values
-        getattr(cache, name)(argument)
-        torch.testing.assert_close(model(word[rows], past_key_values=cache).logits[:, -1], plain[rows])
+    cache = model(IDS, pixels, encoder_attention_mask=mask, use_cache=True).past_key_values
+    cache.reorder_cache(SWAP)
+    torch.testing.assert_close(model(word[SWAP], past_key_values=cache).logits[:, -1], plain[SWAP])
 
 
 # --- outputs and ends ---
@@ -316,10 +289,3 @@ def test_bad_input_is_an_error_before_generating(model, inputs, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         model.generate(**{"input_ids": IDS[:1]} | image | NO_END | inputs)
     assert not calls
-
-
-def test_an_assistant_needs_pixels(model):
-    encoded = copy.copy(model.encode_images(PIXELS[:1]))
-    object.__setattr__(encoded, "pixel_values", None)
-    with pytest.raises(ValueError, match="encoded_images has no pixel_values"):
-        model.generate(IDS[:1], encoded_images=encoded, assistant_model=tiny_model(seed=3), **NO_END)
