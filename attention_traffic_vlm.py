@@ -36,9 +36,6 @@ class TrafficVLMRMSNorm(nn.Module):
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
         return (x * self.weight.to(precise)).to(hidden_states.dtype)
 
-    def extra_repr(self) -> str:
-        return f"{self.weight.shape[0]}, eps={self.eps}"
-
 
 def rotary_embedding(position_ids: torch.Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotary:
     """Cosines and sines of position · theta^(-2i/D), each [B,1,L,D/2] (RoPE, https://arxiv.org/abs/2104.09864).
@@ -227,9 +224,6 @@ class TrafficVLMHeadLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.einsum("bhli,hio->bhlo", x, self.weight)  # `x @ weight` would copy the weight for each row
-
-    def extra_repr(self) -> str:
-        return "heads={}, in_features={}, out_features={}".format(*self.weight.shape)
 
 
 class TrafficVLMLatentAttention(TrafficVLMAttention):

@@ -64,7 +64,7 @@ def _check_positive_integers(config: Any, *names: str) -> None:
 
 def _check_number(config: Any, name: str, minimum: float, limit: float = math.inf) -> None:
     """Raise `ValueError` for a field that is not a number in [minimum, limit)."""
-    value = getattr(config, name)
+    value = getattr(config, name, None)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     _check(config, is_number and minimum <= value < limit, f"{name} must be a number in [{minimum}, {limit})", name)
 
@@ -102,9 +102,9 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         rope_head_dim: with kv_latent_size, the number of dimensions of a head that RoPE rotates, even. Otherwise
             RoPE rotates all of head_dim.
         image_latent_size: size of the latent of cross-attention, which has no RoPE; None means grouped-query.
-        head_dim: size of one head, even because RoPE rotates pairs; None means hidden_size / num_attention_heads.
+        head_dim: size of one head, even because RoPE rotates pairs.
         max_position_embeddings: maximum number of tokens of a question with its answer.
-        rope_parameters: `{"rope_type": "default", "rope_theta": 10000.0}`; `rope_theta=` alone is accepted as well.
+        rope_parameters: by default `{"rope_type": "default", "rope_theta": 10000.0}`.
         rope_interleaved: rotate the pairs (2i, 2i+1) instead of (i, i + head_dim/2), for weights trained that way.
         encoder_hidden_size: width of the image tokens that cross-attention reads; None means no cross-attention. In
             the full model it is the projector's output width.
@@ -130,7 +130,7 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         kv_latent_size: int | None = None,
         rope_head_dim: int = 32,
         image_latent_size: int | None = None,
-        head_dim: int | None = 64,
+        head_dim: int = 64,
         max_position_embeddings: int = 128,
         hidden_act: str = "silu",
         rms_norm_eps: float = 1e-6,
@@ -150,7 +150,6 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         no_token_id: int = 5,
         **kwargs: Any,
     ):
-        rope_theta = kwargs.pop("rope_theta", 10000.0)
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.intermediate_size = intermediate_size
@@ -160,16 +159,11 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         self.kv_latent_size = kv_latent_size
         self.rope_head_dim = rope_head_dim
         self.image_latent_size = image_latent_size
-        if head_dim is None:
-            _check_positive_integers(self, "hidden_size", "num_attention_heads")
-            message = "hidden_size must be divisible by num_attention_heads when head_dim is None"
-            _check(self, hidden_size % num_attention_heads == 0, message, "hidden_size", "num_attention_heads")
-            head_dim = hidden_size // num_attention_heads
         self.head_dim = head_dim
         self.max_position_embeddings = max_position_embeddings
         self.hidden_act = hidden_act
         self.rms_norm_eps = rms_norm_eps
-        self.rope_parameters = dict(rope_parameters or {"rope_type": "default", "rope_theta": rope_theta})
+        self.rope_parameters = dict(rope_parameters or {"rope_type": "default", "rope_theta": 10000.0})
         self.rope_interleaved = rope_interleaved
         self.encoder_hidden_size = encoder_hidden_size
         self.attention_dropout = attention_dropout
@@ -203,27 +197,19 @@ class TrafficVLMTextConfig(PreTrainedConfig):
             _check_number(self, name, 0.0, 1.0)
         is_default = self.rope_parameters.get("rope_type") == "default"
         _check(self, is_default, "rope_parameters must have rope_type='default'", "rope_parameters")
-        _check_number(SimpleNamespace(rope_theta=self.rope_parameters.get("rope_theta")), "rope_theta", TINY)
-        self._check_token_ids()
-
-    def _check_token_ids(self) -> None:
+        _check_number(SimpleNamespace(**self.rope_parameters), "rope_theta", TINY)
         ids = ("pad_token_id", "yes_token_id", "no_token_id")
         are_different = len({getattr(self, name) for name in ids}) == 3
         _check(self, are_different, "padding, yes and no must be different tokens", *ids)
-        for name in ("pad_token_id", "unk_token_id", "bos_token_id", "eos_token_id", "yes_token_id", "no_token_id"):
+        for name in (*ids, "unk_token_id", "bos_token_id", "eos_token_id"):
             value = getattr(self, name)
-            # generate() accepts no end token (None) or several (a list).
-            values = value if name == "eos_token_id" and isinstance(value, list) and value else [value]
-            is_inside = all(isinstance(token_id, int) and 0 <= token_id < self.vocab_size for token_id in values)
-            is_left_out = value is None and name in ("pad_token_id", "bos_token_id", "eos_token_id")
-            message = f"{name} must be an id inside the vocabulary"
-            _check(self, is_inside or is_left_out, message, name, "vocab_size")
+            is_inside = isinstance(value, int) and 0 <= value < self.vocab_size
+            _check(self, is_inside, f"{name} must be an id inside the vocabulary", name, "vocab_size")
 
     @property
     def suppressed_tokens(self) -> list[int]:
         """Ids of the special tokens that are never generated."""
-        ids = (self.pad_token_id, self.unk_token_id, self.bos_token_id)
-        return [token_id for token_id in ids if token_id is not None]
+        return [self.pad_token_id, self.unk_token_id, self.bos_token_id]
 
     @property
     def rotary_dim(self) -> int:
@@ -444,10 +430,6 @@ class TrafficVLMConfig(PreTrainedConfig):
     def max_position_embeddings(self) -> int:
         """The decoder's maximum length; `generate()` reads it here to limit its default length."""
         return self.text_config.max_position_embeddings
-
-    @max_position_embeddings.setter
-    def max_position_embeddings(self, value: int) -> None:
-        self.text_config.max_position_embeddings = value
 
     def to_dict(self) -> dict[str, Any]:
         fields = super().to_dict() | {"auto_map": dict(AUTO_MAP), "custom_pipelines": CUSTOM_PIPELINES}

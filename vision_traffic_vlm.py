@@ -100,23 +100,13 @@ class TrafficVLMConvNorm(nn.Sequential):
     """Convolution, batch normalization and, unless `linear`, ReLU6."""
 
     def __init__(
-        self,
-        in_width: int,
-        width: int,
-        kernel_size: int = 1,
-        stride: int = 1,
-        groups: int = 1,
-        linear: bool = False,
+        self, in_width: int, width: int, kernel_size: int = 1, stride: int = 1, groups: int = 1, linear: bool = False
     ):
         if groups == in_width == width and kernel_size > 1:
             convolution: nn.Conv2d = TrafficVLMDepthwiseConv2d(width, kernel_size, stride)
         else:
             convolution = nn.Conv2d(in_width, width, kernel_size, stride, kernel_size // 2, groups=groups, bias=False)
-        super().__init__(
-            convolution,
-            TrafficVLMBatchNorm2d(width, eps=1e-3),
-            nn.Identity() if linear else nn.ReLU6(),
-        )
+        super().__init__(convolution, TrafficVLMBatchNorm2d(width, eps=1e-3), nn.Identity() if linear else nn.ReLU6())
 
 
 class TrafficVLMConvBlock(GradientCheckpointingLayer):
@@ -264,13 +254,6 @@ class TrafficVLMPatchPooling(nn.Module):
         return self.merge(both.flatten(2).transpose(1, 2))
 
 
-# A layer takes tokens [B,P,C] and their grid (rows, columns), and returns tokens.
-NECK_LAYERS: dict[str, type[nn.Module]] = {
-    "transformer": TrafficVLMVisionLayer,
-    "depthwise": TrafficVLMDepthwiseLayer,
-}
-
-
 class TrafficVLMVisionModel(PreTrainedModel):
     """Pixels [B,3,H,W] → image tokens [B,P,hidden_size], one per patch, or per 2 × 2 (`pool_above`), row by row."""
 
@@ -300,7 +283,8 @@ class TrafficVLMVisionModel(PreTrainedModel):
             self.place = nn.Linear(4 * self.NUM_WAVES, width, bias=False)
         else:
             self.patches = TrafficVLMPatchEmbedding(config)
-        self.layers = nn.ModuleList(NECK_LAYERS[config.neck](config) for _ in range(config.num_hidden_layers))
+        layer = TrafficVLMVisionLayer if config.neck == "transformer" else TrafficVLMDepthwiseLayer
+        self.layers = nn.ModuleList(layer(config) for _ in range(config.num_hidden_layers))
         if config.pool_above is not None:
             self.pool = TrafficVLMPatchPooling(config)
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
@@ -320,7 +304,7 @@ class TrafficVLMVisionModel(PreTrainedModel):
         if self.config.pool_above is not None and module is self.pool.merge:
             init.copy_(module.weight, torch.eye(*module.weight.shape))  # the mean alone
 
-    def forward(self, pixel_values: torch.Tensor, return_dict: bool = True, **kwargs: Any) -> Any:
+    def forward(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutput:
         """`last_hidden_state` [B,P,hidden_size] of pixels [B,num_channels,H,W], H and W multiples of `patch_size`."""
         x = self.combine_maps(pixel_values) if self.has_convolutions else self.patches(pixel_values)
         rows, columns = x.shape[2:]
@@ -336,7 +320,7 @@ class TrafficVLMVisionModel(PreTrainedModel):
         x = self.to_hidden(self.norm(x))
         if self.has_convolutions:
             x = x + self.place_of_token(patch_coordinates(token_rows, token_columns, self.NUM_WAVES, x))
-        return BaseModelOutput(last_hidden_state=x) if return_dict else (x,)
+        return BaseModelOutput(last_hidden_state=x)
 
     def combine_maps(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """The sum [B,C,rows,columns] of the three feature maps, one position per patch."""

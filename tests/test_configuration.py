@@ -69,9 +69,8 @@ def test_fields_of_the_full_model_and_its_decoder_agree():
     assert tiny_config(text={"encoder_hidden_size": 768}).text_config.encoder_hidden_size == 32  # the projector's
     assert not tiny_config(tie_word_embeddings=False).text_config.tie_word_embeddings
     assert not tiny_config(text={"tie_word_embeddings": False}).tie_word_embeddings
-    config = tiny_config()
-    config.max_position_embeddings = 64
-    assert config.text_config.max_position_embeddings == config.max_position_embeddings == 64
+    config = tiny_config(text={"max_position_embeddings": 64})
+    assert config.max_position_embeddings == 64
     assert config.id2label == {0: "no", 1: "yes"} and tiny_config(num_labels=3).num_labels == 3
 
 
@@ -91,14 +90,15 @@ def test_the_tower_can_be_any_of_transformers():
 
 
 def test_a_saved_configuration_is_complete(tmp_path):
-    config = tiny_config(text={"rope_interleaved": True, "rope_theta": 500.0}, yes_no_temperature=1.5)
+    rope = {"rope_type": "default", "rope_theta": 500.0}
+    config = tiny_config(text={"rope_interleaved": True, "rope_parameters": rope}, yes_no_temperature=1.5)
     config.auto_map["AutoModel"] = "somebody/repository--modeling_traffic_vlm.TrafficVLMForConditionalGeneration"
     config.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved["auto_map"] == AUTO_MAP and "auto_map" not in saved["text_config"]
     loaded = TrafficVLMConfig.from_pretrained(tmp_path)
     assert loaded.to_dict() == config.to_dict()
-    assert loaded.text_config.rope_parameters == {"rope_type": "default", "rope_theta": 500.0}
+    assert loaded.text_config.rope_parameters == rope
     text = TrafficVLMTextConfig.from_pretrained(tmp_path).to_dict()
     assert text.items() >= config.to_dict()["text_config"].items()
     assert "auto_map" not in text  # the full model's would be wrong
@@ -116,14 +116,17 @@ def tiny_tower_config(**fields) -> TrafficVLMVisionConfig:
     [
         (tiny_text_config, {"num_key_value_heads": 3}, "num_attention_heads=4, num_key_value_heads=3"),
         (tiny_text_config, {"head_dim": 7}, "head_dim=7"),
-        (tiny_text_config, {"head_dim": None, "hidden_size": 30}, "hidden_size=30, num_attention_heads=4"),
         (tiny_text_config, {"num_hidden_layers": 2.5}, "num_hidden_layers=2.5"),
-        (tiny_text_config, {"eos_token_id": [3, 500]}, "eos_token_id=[3, 500], vocab_size=500"),
+        (tiny_text_config, {"eos_token_id": 500}, "eos_token_id=500, vocab_size=500"),
         (tiny_text_config, {"yes_token_id": 5}, "yes_token_id=5, no_token_id=5"),
         (tiny_text_config, {"hidden_dropout": 1.0}, "hidden_dropout=1.0"),
         (tiny_text_config, {"rms_norm_eps": "1e-6"}, "rms_norm_eps='1e-6'"),  # YAML reads 1e-6 as a string
         (tiny_text_config, {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
-        (tiny_text_config, {"rope_theta": float("inf")}, "rope_theta=inf"),
+        (
+            tiny_text_config,
+            {"rope_parameters": {"rope_type": "default", "rope_theta": float("inf")}},
+            "rope_theta=inf",
+        ),
         (tiny_text_config, {"kv_latent_size": 0}, "kv_latent_size=0"),
         (tiny_tower_config, {"conv_depths": [2, 3]}, "conv_widths=[8, 8, 8, 12, 12, 16], conv_depths=[2, 3]"),
         (tiny_tower_config, {"conv_widths": [8, 0, 8, 12, 12, 16]}, "conv_widths[1]=0"),

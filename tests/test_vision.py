@@ -27,7 +27,6 @@ def pixels(*shape: int) -> torch.Tensor:
 def test_one_token_per_16_by_16_patch(height, width):
     tokens = tiny_tower()(pixels(2, 3, height, width)).last_hidden_state
     assert tokens.shape == (2, height // 16 * (width // 16), 24)
-    assert tiny_tower()(pixels(2, 3, 32, 32), return_dict=False)[0].shape == (2, 4, 24)
 
 
 def test_tokens_are_in_row_major_order():
