@@ -53,8 +53,7 @@ class Sample:
         groups = chain.from_iterable((one._modules, one._parameters, one._buffers) for one in modules)
         self.groups: list[dict[str, Any]] = [group for group in groups if group]
         self.members = list(chain.from_iterable(map(dict.values, self.groups)))
-        # A tensor on the device meta has no bytes: its weights are offloaded.
-        self.tensors = [one for one in self.members if isinstance(one, torch.Tensor) and not one.is_meta]
+        self.tensors = [one for one in self.members if isinstance(one, torch.Tensor)]
         self.addresses = list(map(torch.Tensor.data_ptr, self.tensors))
         self.adapters = [vars(one) for one in modules if "_disable_adapters" in vars(one)]
         self.runs: list[memoryview] = []  # of tensors on the CPU
@@ -125,9 +124,6 @@ class Fast:
         self.forwards: list[FastForward] = []
         self.graphs: Graphs | None = None
         self.version, self.state = "", None
-
-    def __reduce__(self) -> Any:
-        return fast_context, (self.model,)  # of a copied model
 
     def __enter__(self) -> "Fast":
         with self.lock:
@@ -343,16 +339,11 @@ class Graphs:
     def is_usable(self) -> bool:
         """Whether the model is in a state in which passes can be recorded and replayed."""
         model, device = self.model, self.model.device
-        # Graphs are recorded and replayed on the default stream of the current device.
-        is_default = device.type != "cuda" or (
-            device.index == torch.cuda.current_device() and torch.cuda.current_stream() == torch.cuda.default_stream()
-        )
         return (
-            is_default
+            (device.type != "cuda" or device.index == torch.cuda.current_device())
             and not (torch.is_grad_enabled() or model.training or is_torchdynamo_compiling())
             and not torch.is_autocast_enabled(device.type)
             and not (hasattr(model, "peft_config") or getattr(model, "is_quantized", False))
-            and model.get_decoder().config._attn_implementation in ("sdpa", "eager")
         )
 
     def run(self, function: Callable[..., Tensors], *inputs: torch.Tensor) -> list[torch.Tensor] | None:
@@ -360,8 +351,7 @@ class Graphs:
         with self.lock:
             if not self.is_usable():
                 return None
-            attention = self.model.get_decoder().config._attn_implementation
-            key = (function.__name__, attention, *(one.shape for one in inputs))
+            key = (function.__name__, *(one.shape for one in inputs))
             if key not in self.passes:
                 if key not in self.seen:  # recording takes ten times as long as a pass
                     self.seen.add(key)
@@ -375,7 +365,7 @@ class Graphs:
 
     def encode(self, pixel_values: torch.Tensor) -> EncodedImages | None:
         """Encoded images of checked pixels [I,3,H,W]."""
-        found = self.run(encode_images, pixel_values.to(self.model.dtype)) if len(pixel_values) else None
+        found = self.run(encode_images, pixel_values.to(self.model.dtype))
         return None if found is None else EncodedImages(tuple(zip(*found)), pixel_values=pixel_values)
 
     def answer(

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import pickle
 import weakref
 
 import pytest
@@ -11,7 +10,7 @@ from PIL import Image
 
 from tiny import TINY_TEXT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
-from traffic_vlm.fast_traffic_vlm import checksum, is_supported, pack_convolution
+from traffic_vlm.fast_traffic_vlm import is_supported, pack_convolution
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.vision_traffic_vlm import TrafficVLMConvNorm
@@ -164,38 +163,14 @@ def test_adapters_that_are_switched_or_merged_count(model, processor):
     assert abs(ask() - with_adapter) > 1e-3
 
 
-def test_passes_are_fast_until_the_last_context_is_left(model):
-    own, first, second = logits(model), model.fast_context(), model.fast_context()
-    first.__enter__()
-    second.__enter__()
-    for context in (first, second):
-        assert not torch.equal(logits(model), own)
-        context.__exit__()
-    assert torch.equal(logits(model), own)
-
-
-def test_a_model_fused_within_a_context_stays_fused_until_it_trains(model):
-    before, own = traces(model), logits(model)
-    with model.fast_context():
-        model.fuse_for_inference()
-    assert not torch.equal(logits(model), own)
-    model.lm_head.weight.data.mul_(2)
-    assert not torch.equal(logits(model), own)
-    assert traces(model.train()) == before
-
-
 def test_a_fused_model_can_be_saved_and_freed_but_not_copied(model, tmp_path):
-    own, weights = logits(model), model.state_dict().keys()
+    own = logits(model)
     logits(model.fuse_for_inference())
-    for part in (model, model.lm_head):
-        for copied in (copy.deepcopy, pickle.dumps):
-            with pytest.raises(TypeError, match=r"copy a model before fuse_for_inference\(\) or after"):
-                copied(part)
-    assert model.state_dict().keys() == weights
+    with pytest.raises(TypeError, match=r"copy a model before fuse_for_inference\(\) or after"):
+        copy.deepcopy(model)
     model.save_pretrained(tmp_path)
     assert torch.equal(logits(TrafficVLMForConditionalGeneration.from_pretrained(tmp_path).eval()), own)
-    assert torch.equal(logits(copy.deepcopy(model.train()).eval()), own)
-    other = copy.deepcopy(model.eval())
+    other = copy.deepcopy(model.train()).eval()
     logits(other.fuse_for_inference())
     freed = weakref.ref(other)
     del other
@@ -210,11 +185,3 @@ def test_unusual_passes_are_left_to_a_fused_model(model):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert model(IDS, PIXELS).logits.dtype == torch.bfloat16
     assert traces(model.train()) == before  # undone
-    half = model.eval().half().fuse_for_inference()  # oneDNN has no float16 on CPUs
-    assert logits(half).isfinite().all()
-
-
-def test_weights_on_no_device_are_left_out_of_the_checksum(model):
-    part = model.model.projector
-    assert checksum(part) == checksum(copy.deepcopy(part)) != checksum(part.to(torch.bfloat16))
-    assert checksum(part.to("meta")) == checksum(torch.nn.Identity())

@@ -29,14 +29,11 @@ PICTURES = {
     "HWC": (HWC, RGB),
     "CHW": (HWC.transpose(2, 0, 1), RGB),
     "tensor CHW": (torch.tensor(HWC.transpose(2, 0, 1).copy()), RGB),
-    "tensor 3x3x3 is CHW": (torch.tensor(HWC[:3, :3].transpose(2, 0, 1).copy()), RGB),
-    "array 3x3x3 is HWC": (HWC[:3, :3], RGB),
     "unit floats": (HWC / 255, RGB),
     "byte floats": (HWC.astype(np.float32), RGB),
     "overshooting unit floats": (np.where(HWC == 200, 1.004, -0.003), RED),
     "bytes as int64": (HWC.astype(np.int64), RGB),
     "bfloat16": (torch.ones(3, 6, 5, dtype=torch.bfloat16, requires_grad=True), WHITE),
-    "bool HW": (np.ones((6, 5), dtype=bool), WHITE),
     "gray 1HW": (np.full((1, 6, 5), 90, dtype=np.uint8), (90,) * 3),
     "transparent RGBA": (np.zeros((6, 5, 4), dtype=np.uint8), WHITE),
     "mode 1": (Image.new("1", (5, 6), 0), (0, 0, 0)),
@@ -54,7 +51,7 @@ def test_arrays_tensors_and_modes(name):
         warnings.simplefilter("error")
         image = to_rgb(picture)
     assert_color(image, seen)
-    assert image.size == ((3, 3) if "3x3" in name else (5, 6))
+    assert image.size == (5, 6)
 
 
 @pytest.mark.parametrize(
@@ -76,20 +73,15 @@ def test_integers_beyond_bytes_are_scaled_from_their_own_range_with_a_warning(tm
 # --- files as a viewer shows them ---
 
 
-@pytest.mark.parametrize("name", ["palette.png", "palette.gif", "rgb_key.png", "gray_key.png"])
+@pytest.mark.parametrize("name", ["palette.png", "palette.gif"])
 def test_transparent_pixels_of_files_are_white(tmp_path, name):
     """The left half of the picture is transparent, and its hidden color is not white."""
-    if name.startswith("palette"):
-        hidden, transparency = 0, 0
-        picture = Image.new("P", (8, 4), 1)
-        picture.putpalette([*GREEN, *BLUE])
-    else:  # one color means "transparent"
-        mode, hidden, seen = ("L", 90, 7) if name.startswith("gray") else ("RGB", GREEN, BLUE)
-        picture, transparency = Image.new(mode, (8, 4), seen), hidden
-    picture.paste(hidden, (0, 0, 4, 4))
-    picture.save(tmp_path / name, transparency=transparency)
+    picture = Image.new("P", (8, 4), 1)
+    picture.putpalette([*GREEN, *BLUE])
+    picture.paste(0, (0, 0, 4, 4))
+    picture.save(tmp_path / name, transparency=0)
     assert_color(to_rgb(tmp_path / name), WHITE)
-    assert_color(to_rgb(tmp_path / name), (7, 7, 7) if name.startswith("gray") else BLUE, (7, 0))
+    assert_color(to_rgb(tmp_path / name), BLUE, (7, 0))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -102,11 +94,6 @@ def test_exif_orientation_is_applied(tmp_path, orientation):
     exif[EXIF_ORIENTATION] = orientation
     stored.save(tmp_path / "photo.png", exif=exif)
     assert to_rgb(tmp_path / "photo.png").tobytes() == upright.tobytes()
-
-
-def test_damaged_exif_is_ignored(tmp_path):
-    Image.new("RGB", (8, 8), RGB).save(tmp_path / "a.png", exif=b"Exif\x00\x00not a tiff header")
-    assert_color(to_rgb(tmp_path / "a.png"), RGB)
 
 
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -162,18 +149,13 @@ def test_all_sources_give_the_same_picture(monkeypatch, tmp_path):
     ("image", "error", "message"),
     [
         (np.full((4, 4, 3), np.nan), ValueError, r"ndarray of shape \(4, 4, 3\).*NaN or infinite"),
-        (torch.full((3, 4, 4), torch.inf), ValueError, r"Tensor of shape \(3, 4, 4\).*NaN or infinite"),
         (np.zeros((7, 5, 2)), ValueError, r"shape \(7, 5, 2\).*channels"),
-        (np.zeros(4), ValueError, r"shape \(4,\).*expected \[H,W\]"),
         (np.zeros((0, 4, 3)), ValueError, r"shape \(0, 4, 3\)"),
         (Image.new("RGB", (0, 5)), ValueError, r"no pixels.*0 x 5"),
         (np.linspace(-2, 2.5, 16).reshape(4, 4), ValueError, r"0\.\.1 .*or 0\.\.255 .*not normalized, got -2\.\.2\.5"),
         (np.linspace(0, 1.1, 16).reshape(4, 4), ValueError, r"up to 1\.05\) or .* above 16\), .* got 0\.\.1\.1"),
-        (np.linspace(0, 256, 16).reshape(4, 4), ValueError, r"got 0\.\.256"),
-        (np.full((4, 4), 1j), TypeError, r"complex128"),
         ("no/such/file.png", ValueError, r"'no/such/file\.png'.*no such file"),
         ("/data/" * 2000 + "1.png", ValueError, r"^.{0,80}'/data/.*1\.png': no such file"),
-        ({"bytes": None, "path": "x.png"}, ValueError, r"'x\.png'.*no such file"),
         ({"bytes": None, "path": None}, TypeError, r"dict \{'bytes': None, 'path': None\}: expected a PIL"),
         ({"bytes": b"GIF", "path": "x.gif"}, ValueError, r"'x\.gif': Pillow cannot identify its format"),
         (b"\xff" * 10_000, ValueError, r"image of 10,000 bytes: Pillow cannot identify its format"),
@@ -188,7 +170,7 @@ def test_bad_images_are_errors_that_name_the_value(image, error, message):
     assert len(str(caught.value)) <= 200
 
 
-def test_damaged_files_are_named(tmp_path, monkeypatch):
+def test_damaged_files_are_named(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     for name in ("cut.png", "cut.jpg"):
         Image.fromarray(noise).save(tmp_path / name)
@@ -198,10 +180,6 @@ def test_damaged_files_are_named(tmp_path, monkeypatch):
             to_rgb(tmp_path / name)
     with pytest.raises(ValueError, match=r"cut\.png"):
         to_rgb(Image.open(tmp_path / "cut.png"))
-    Image.new("RGB", (64, 64)).save(tmp_path / "bomb.png")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(ValueError, match=r"bomb\.png.*decompression bomb"):
-        to_rgb(tmp_path / "bomb.png")
 
 
 # --- regions ---

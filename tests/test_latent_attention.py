@@ -13,7 +13,6 @@ from traffic_vlm.configuration_traffic_vlm import TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMTextModel
 
 
-SELF = {"kv_latent_size": 12, "rope_head_dim": 6}
 GREEDY = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
 
 
@@ -66,9 +65,6 @@ def test_generation(latent_model):
         expected = torch.cat([expected, logits.argmax(-1)[:, None]], 1)
     for options in ({}, {"cache_implementation": "static"}):
         assert torch.equal(model.generate(ids, pixel_values=pixels, **GREEDY, **options), expected)
-    for options in ({"assistant_model": tiny_model(seed=1, text=SELF)}, {"prompt_lookup_num_tokens": 2}):
-        text = model.generate(ids[:1], pixel_values=pixels[:1], **GREEDY, **options)
-        assert torch.equal(text, expected[:1])
     together = model.generate(ids, pixel_values=pixels, num_beams=3, **GREEDY)
     alone = [model.generate(ids[i, None], pixel_values=pixels[i, None], num_beams=3, **GREEDY) for i in range(2)]
     assert torch.equal(together, torch.cat(alone))
@@ -109,17 +105,8 @@ def test_graphs_for_export_equal_the_model(tmp_path):
     assert answer == expected
 
 
-def test_lora_changes_each_projection_but_refuses_matrices_of_heads(latent_model):
+def test_lora_refuses_matrices_of_heads(latent_model):
     peft = pytest.importorskip("peft")
-    ids, pixels = random_ids(1, 6), random_pixels(1)
-    with torch.no_grad():
-        plain = latent_model(ids, pixels).logits
-        for target in ("q_proj", "kv_down_proj", "q_rope_proj", "k_rope_proj", "o_proj"):
-            config = peft.LoraConfig(
-                target_modules=rf".*text_model\.layers\.0\.self_attn\.{target}", init_lora_weights=False
-            )
-            model = peft.get_peft_model(copy.deepcopy(latent_model), config).eval()
-            assert (model(ids, pixels).logits - plain)[..., 1:].abs().max() > 1e-4, target
     with pytest.raises(ValueError, match="TrafficVLMHeadLinear"):
         peft.get_peft_model(copy.deepcopy(latent_model), peft.LoraConfig(target_modules=["k_up_proj"]))
 

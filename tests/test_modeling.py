@@ -106,10 +106,10 @@ def test_grouped_query_attention_equals_multi_head_with_repeated_weights(vision)
     close(*(one(random_ids(2, 6), encoder_hidden_states=vision).last_hidden_state for one in (grouped, full)))
 
 
-def test_a_newer_release_of_transformers_is_named_once(monkeypatch):
+def test_a_newer_release_of_transformers_is_named(monkeypatch):
     said = []
     monkeypatch.setattr(modeling_traffic_vlm.logger, "warning", lambda message, *rest: said.append(message))
-    for version in (modeling_traffic_vlm.NEWEST_TRIED + ".9", "5.99.0.dev0", "5.99.0.dev0"):
+    for version in (modeling_traffic_vlm.NEWEST_TRIED + ".9", "5.99.0.dev0"):
         monkeypatch.setattr(modeling_traffic_vlm, "__version__", version)
         tiny_decoder()
     assert said == ["transformers 5.99.0.dev0 is newer than 5.24, the newest release tried."]
@@ -356,9 +356,6 @@ def test_export_settings_the_full_config_apply_to_the_decoder():
     model.config.use_cache, model.config.output_hidden_states = False, True
     output = model(ids, pixels)
     assert output.past_key_values is None and len(output.hidden_states) == 3
-    config = tiny_config()
-    config.vision_config.return_dict = config.text_config.return_dict = config.return_dict = False
-    assert isinstance(TrafficVLMForConditionalGeneration(config).eval()(ids, pixels), tuple)
 
 
 @torch.no_grad()
@@ -417,21 +414,3 @@ def test_a_compiled_model_equals_the_eager_one(attention):
     ids, image = random_ids(1, 6), model.encode_images(random_pixels(1))
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     close(compiled(ids, encoded_images=image, use_cache=False).logits, model(ids, encoded_images=image).logits)
-
-
-@torch.no_grad()
-def test_an_offloaded_model_equals_the_model(tmp_path):
-    """Offloaded weights are on the meta device between calls, so only their own module may read them."""
-    accelerate = pytest.importorskip("accelerate")
-    model, ids, pixels = tiny_model(), random_ids(2, 5), random_pixels(2)
-    scores, maps = torch.cat(model.score_yes_no(ids, pixels)), model.attention_maps(ids, pixels)
-    text = model.generate(ids, pixel_values=pixels, max_new_tokens=4)
-    device_map = {"model.vision_tower": "cpu", "model.projector": "disk", "lm_head": "disk"}
-    device_map |= {f"model.text_model.{name}": "disk" for name in ("embed_tokens", "layers.0", "layers.1", "norm")}
-    accelerate.dispatch_model(model, device_map, main_device="cpu", offload_dir=tmp_path, force_hooks=True)
-    assert model.lm_head.weight.device.type == "meta"
-    encoded = model.encode_images(pixels)
-    for image in ({"pixel_values": pixels}, {"encoded_images": encoded}, {"encoded_images": encoded.to("cpu")}):
-        close(torch.cat(model.score_yes_no(ids, **image)), scores)
-        close(model.attention_maps(ids, **image), maps)
-        assert torch.equal(model.generate(ids, max_new_tokens=4, **image), text)

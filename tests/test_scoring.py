@@ -3,9 +3,7 @@
 import copy
 import pickle
 import re
-from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -121,16 +119,12 @@ def test_encoded_images_replace_pixels(model):
     assert copy.deepcopy(encoded) is encoded  # assisted decoding copies its arguments
     loaded = pickle.loads(pickle.dumps(encoded.to("cpu")))
     assert torch.equal(model(ids, encoded_images=loaded).logits, expected)
-    for index in (1, -2, slice(1, 2), [1], np.int64(1), np.array([1]), torch.tensor(1), [False, True, False]):
+    for index in (1, -2, slice(1, 2), [1], torch.tensor(1)):
         close(model(ids[1:2], encoded_images=encoded[index]).logits, expected[1:2])
         close(encoded[index].pixel_values, pixels[1:2])
-    assert len(encoded[[]]) == len(encoded[:0]) == 0
     assert [len(image) for image in encoded] == [1, 1, 1]
-    for index in (3, [0, 3], torch.tensor([-4])):
-        with pytest.raises(IndexError, match=r"index -?[34] is out of bounds"):
-            encoded[index]
-    tokens = model.model.vision_tower(pixels).last_hidden_state
-    close(model.get_image_features(pixels).pooler_output, model.model.projector(tokens))
+    with pytest.raises(IndexError, match="index 3 is out of bounds"):
+        encoded[3]
 
 
 @torch.no_grad()
@@ -140,21 +134,10 @@ def test_joined_encoded_images(model):
     joined, order = EncodedImages.join(parts), torch.tensor([2, 0, 1])
     assert torch.equal(joined.pixel_values, pixels[order])
     close(model(ids, encoded_images=joined).logits, model(ids, pixels[order]).logits)
-    mask = torch.ones(1, 256)
-    mask[:, :50] = 0
-    hidden = [model.encode_images(pixels[i, None], mask) for i in range(2)]
-    together, separate = model.encode_images(pixels[:2], mask.expand(2, -1)), EncodedImages.join(hidden)
-    close(model(ids[:2], encoded_images=separate).logits, model(ids[:2], encoded_images=together).logits)
-    other = tiny_model(seed=1).encode_images(pixels[:1])
-    for wrong, message in (
-        ([], "no encoded images to join"),
-        ([parts[0], hidden[0]], "with and without an attention mask"),
-        ([parts[0], other], "of one model, got images of 2"),
-        ([parts[0], replace(parts[0], weights_version=None)], "of one model, got images of 2"),
-    ):
+    other, hidden = tiny_model(seed=1).encode_images(pixels), model.encode_images(pixels, torch.ones(3, 256))
+    for wrong, message in ((other, "of one model, got images of 2"), (hidden, "with and without an attention mask")):
         with pytest.raises(ValueError, match=message):
-            EncodedImages.join(wrong)
-    assert EncodedImages.join([replace(part, pixel_values=None) for part in parts]).pixel_values is None
+            EncodedImages.join([parts[0], wrong])
 
 
 @torch.no_grad()
@@ -178,40 +161,13 @@ def test_encoded_images_of_other_weights_are_refused(model):
             model(ids, encoded_images=other.encode_images(pixels))
     with pytest.raises(ValueError, match="Give one of pixel_values, encoded_images"):
         model(ids, pixels, encoded_images=model.encode_images(pixels))
-    with pytest.raises(TypeError, match="Tensor"):
-        model(ids, encoded_images=pixels)
 
 
 def test_the_version_of_weights_is_their_content():
     """The same in every process, so that saved images can be loaded by another."""
-    version = tiny_model().model.weights_version()
-    model = copy.deepcopy(tiny_model().double()).model
+    model, version = tiny_model().double().model, tiny_model().model.weights_version()
     assert model.weights_version() != version
     assert model.float().weights_version() == version  # moved there and back
-    next(model.vision_tower.parameters()).data.add_(1.0)
-    assert model.weights_version() != version
-    model.load_state_dict(tiny_model().model.state_dict())
-    assert model.weights_version() == version
-
-
-def test_encoded_images_of_another_adapter_are_refused():
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(target_modules=["k_proj", "v_proj", "q_proj"], init_lora_weights=False)
-    model, ids = peft.get_peft_model(tiny_model(), config).eval(), random_ids(1, 4)
-    model.add_adapter("other", config)
-    layer = model.base_model.model.model.text_model.layers[0].cross_attn.k_proj
-    encoded = model.encode_images(random_pixels(1))
-    for change, undo in (
-        (lambda: model.set_adapter("other"), lambda: model.set_adapter("default")),
-        (model.base_model.disable_adapter_layers, model.base_model.enable_adapter_layers),
-        (lambda: layer.scale_layer(0.5), lambda: layer.unscale_layer(0.5)),
-        (model.merge_adapter, lambda: None),
-    ):
-        assert len(model.score_yes_no(ids, encoded_images=encoded)) == 1
-        change()
-        with pytest.raises(ValueError, match="changed"):
-            model.score_yes_no(ids, encoded_images=encoded)
-        undo()
 
 
 # --- attention maps and masks ---
@@ -247,11 +203,8 @@ def test_bad_maps_are_errors_and_leave_no_hooks(model):
     ids, pixels = random_ids(1, 4), random_pixels(1)
     with pytest.raises(ValueError, match="needs pixel_values or encoded_images"):
         model.attention_maps(ids)
-    for wrong in ({"layers": [2]}, {"heads": [4]}):
-        with pytest.raises(IndexError):
-            model.attention_maps(ids, pixels, **wrong)
-    with pytest.raises(ValueError, match="vocabulary"):
-        model.attention_maps(torch.tensor([[600]]), pixels)
+    with pytest.raises(IndexError):
+        model.attention_maps(ids, pixels, layers=[2])
     assert not any(layer.cross_attn._forward_hooks for layer in model.model.text_model.layers)
 
 
