@@ -15,7 +15,7 @@ methods that the library or a user calls take both names, and what the library r
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -99,25 +99,22 @@ class EncodedImages:
         """Images that were encoded separately, concatenated for questions about all of them in one pass.
 
         Raises:
-            ValueError: no parts; some parts with an attention mask and some without; parts of different models.
+            ValueError: some parts with an attention mask and some without; parts of different models.
         """
-        if not parts:
-            raise ValueError("There are no encoded images to join.")
         models = len({part.weights_version for part in parts})
         if models > 1:
             raise ValueError(f"Encoded images to join must be of one model, got images of {models}.")
         if len({part.attention_mask is None for part in parts}) > 1:
             raise ValueError("Encoded images with and without an attention mask cannot be joined.")
 
-        def join_optional(name: str) -> torch.Tensor | None:
-            tensors = [getattr(part, name) for part in parts]
-            return None if any(tensor is None for tensor in tensors) else torch.cat(tensors)
+        def join(tensors: Iterable[Any]) -> Any:
+            found = list(tensors)
+            return None if any(tensor is None for tensor in found) else torch.cat(found)
 
         layers = zip(*(part.key_values for part in parts), strict=True)
-        key_values = tuple((torch.cat([k for k, _ in layer]), torch.cat([v for _, v in layer])) for layer in layers)
-        return EncodedImages(
-            key_values, parts[0].weights_version, join_optional("attention_mask"), join_optional("pixel_values")
-        )
+        key_values: Any = tuple(tuple(map(join, zip(*layer))) for layer in layers)
+        mask, pixels = (join(getattr(part, name) for part in parts) for name in ("attention_mask", "pixel_values"))
+        return replace(parts[0], key_values=key_values, attention_mask=mask, pixel_values=pixels)
 
     def rows(self, image_index: torch.Tensor | None) -> "EncodedImages":
         """Images without pixels, one for each row of text: image `image_index[i]`, by default image i. Not checked."""
@@ -163,11 +160,11 @@ class TrafficVLMCache(DynamicCache):
             self.image = image
         if self.image is image or is_torchdynamo_compiling():
             return
-        (held, held_mask), (key, mask) = (
-            (one.key_values[0][0].float(), one.attention_mask) for one in (self.image, image.to(self.image.device))
-        )
+        held, given = self.image, image.to(self.image.device)
+        old, new = (one.key_values[0][0].float() for one in (held, given))
         # Keys of one image may differ by rounding, to bfloat16 at worst.
-        is_same = held.shape == key.shape and bool((held - key).abs().max() <= 0.03 * held.abs().max())
+        is_same = old.shape == new.shape and bool((old - new).abs().max() <= 0.03 * old.abs().max())
+        mask, held_mask = given.attention_mask, held.attention_mask
         has_mask = mask is None or (held_mask is not None and torch.equal(mask.bool(), held_mask.bool()))
         if not (is_same and has_mask):
             raise ValueError(

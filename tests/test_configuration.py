@@ -11,7 +11,6 @@ from tiny import TINY_TOWER, tiny_config, tiny_text_config
 from traffic_vlm.attention_traffic_vlm import TrafficVLMSelfAttention
 from traffic_vlm.configuration_traffic_vlm import (
     AUTO_MAP,
-    PATCH_TOWER,
     TrafficVLMConfig,
     TrafficVLMTextConfig,
     TrafficVLMVisionConfig,
@@ -58,8 +57,6 @@ def test_presets_can_be_changed():
     config = TrafficVLMConfig.with_patch_tower(vision_config={"image_size": 448}, text_config={"num_hidden_layers": 2})
     assert (config.vision_config.image_size, config.vision_config.num_hidden_layers) == (448, 3)
     assert config.text_config.num_hidden_layers == 2
-    assert TrafficVLMConfig(**config.to_dict()).to_dict() == config.to_dict()
-    assert TrafficVLMConfig.medium(text_config={"num_hidden_layers": 2}).text_config.hidden_size == 768
 
 
 # --- fields of one configuration that belong to the other ---
@@ -127,12 +124,10 @@ def tiny_tower_config(**fields) -> TrafficVLMVisionConfig:
             {"rope_parameters": {"rope_type": "default", "rope_theta": float("inf")}},
             "rope_theta=inf",
         ),
-        (tiny_text_config, {"kv_latent_size": 0}, "kv_latent_size=0"),
         (tiny_tower_config, {"conv_depths": [2, 3]}, "conv_widths=[8, 8, 8, 12, 12, 16], conv_depths=[2, 3]"),
         (tiny_tower_config, {"conv_widths": [8, 0, 8, 12, 12, 16]}, "conv_widths[1]=0"),
         (tiny_tower_config, {"conv_kernel_sizes": [3, 3, 4, 3]}, "conv_kernel_sizes=[3, 3, 4, 3]"),
         (tiny_tower_config, {"conv_strides": [4, 2, 2, 1]}, "conv_strides=[4, 2, 2, 1]"),
-        (tiny_tower_config, PATCH_TOWER | {"patch_size": 0}, "patch_size=0"),
         (tiny_tower_config, {"neck": "mixer"}, "neck='mixer'"),
         (tiny_tower_config, {"neck_width": 15}, "neck_width=15, num_attention_heads=2"),
         (tiny_config, {"vision": {"image_size": 8}}, "image_size=8, patch_size=16"),

@@ -153,9 +153,15 @@ def test_adapters_that_are_switched_or_merged_count(model, processor):
         return item["margin"]
 
     with_adapter = ask()
+    encoded, layer = vqa.encode(Image.new("RGB", (60, 40))), model.model.text_model.layers[0].cross_attn.k_proj
     with adapted.disable_adapter():
-        without = ask()
-    assert abs(with_adapter - without) > 1e-3 and ask() == with_adapter
+        assert abs(ask() - with_adapter) > 1e-3
+        with pytest.raises(ValueError, match="weights that have changed"):
+            vqa(encoded, "Is there a car?")
+    layer.scale_layer(0.5)
+    assert ask() != with_adapter
+    layer.unscale_layer(0.5)
+    assert ask() == with_adapter
     merged = adapted.merge_and_unload()
     fresh = TrafficVLMPipeline(model=copy.deepcopy(merged), processor=processor, device="cpu")
     assert ask() == ask(fresh) == pytest.approx(with_adapter, abs=1e-4)

@@ -178,17 +178,6 @@ def test_padding_does_not_change_states(attention, implementation, pads, length,
     close(output[mask.bool()], alone[0])
 
 
-@each_attention
-@torch.no_grad()
-def test_given_position_ids_are_used(attention):
-    decoder, ids, positions = tiny_decoder(**attention), random_ids(2, 6), torch.arange(6)[None]
-    base = decoder(ids).last_hidden_state
-    close(decoder(ids, position_ids=positions + 50).last_hidden_state, base, 1e-4)  # only distances count
-    stretched = decoder(ids, position_ids=3 * positions).last_hidden_state
-    assert not torch.allclose(stretched, base, atol=1e-3)
-    close(decoder(ids, position_ids=3 * positions.expand(2, -1)).last_hidden_state, stretched)
-
-
 @each_implementation
 @torch.no_grad()
 def test_the_encoder_mask_hides_image_tokens_and_is_kept_in_the_cache(implementation, vision):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from tiny import TINY_TEXT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import PATCH_TOWER, TrafficVLMConfig, TrafficVLMVisionConfig
@@ -50,7 +49,6 @@ def test_position_embedding_is_added_after_the_layers():
     torch.testing.assert_close(tokens[0], tower.place_of_token(positions))
     small, large = (patch_coordinates(size, size, 4, tokens) for size in (3, 9))
     torch.testing.assert_close(small[4], large[40])  # the center, whatever the size of the image
-    assert 0.8 < TrafficVLMVisionModel(TrafficVLMVisionConfig()).place_of_token(positions).std() < 1.2
 
 
 LIGHT_NECK = {"neck": "depthwise", "neck_width": 12, "num_hidden_layers": 2}
@@ -82,20 +80,6 @@ def test_depthwise_gradients_in_bfloat16_equal_those_of_torch(kernel_size, strid
         convolution.weight.grad = None
     for actual, expected in zip(*gradients):
         torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.02 * expected.abs().max().item())
-
-
-def test_each_coarse_position_contributes_to_the_four_patches_it_covers():
-    tower = tiny_tower()
-    tower.layers, tower.norm = torch.nn.ModuleList(), torch.nn.Identity()
-    for disabled in (tower.from_finer, tower.from_same, tower.place, tower.place_of_token):
-        for parameter in disabled.parameters():
-            parameter.data.zero_()
-    image = pixels(1, 3, 80, 112)  # 5 × 7 tokens, 3 × 4 coarse positions
-    coarse = tower.from_coarser(tower.convolutions(image)[2])[0]
-    tokens = tower(image).last_hidden_state[0].reshape(5, 7, -1)
-    for row in range(5):
-        for column in range(7):
-            torch.testing.assert_close(tokens[row, column], coarse[:, row // 2, column // 2])
 
 
 TINY_PATCHES = TINY_TOWER | PATCH_TOWER
@@ -152,12 +136,6 @@ def test_weights_of_the_patch_tower_load_for_another_image_size(tmp_path):
         expected = model.model.vision_tower(image).last_hidden_state
         torch.testing.assert_close(loaded.get_image_features(image).last_hidden_state, expected, atol=1e-5, rtol=1e-5)
     assert loaded.generate(input_ids=torch.tensor([[7, 8]]), pixel_values=image, max_new_tokens=2).shape[1] > 2
-
-
-def test_a_pass_does_not_change_the_layout_of_weights(tmp_path):
-    tower = tiny_tower()
-    tower(pixels(1, 3, 32, 32))
-    save_file(tower.state_dict(), tmp_path / "tower.safetensors")  # fails for other layouts
 
 
 def running_statistics(tower: TrafficVLMVisionModel) -> dict[str, torch.Tensor]:
