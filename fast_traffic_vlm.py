@@ -71,12 +71,6 @@ class Sample:
     def __reduce__(self) -> Any:
         return type(None), ()  # a copied module has other tensors
 
-    def is_current(self) -> bool:
-        """Whether the module has the same parts, and its tensors are at the same addresses."""
-        members = list(chain.from_iterable(map(dict.values, self.groups)))
-        has_same = len(members) == len(self.members) and all(map(is_, members, self.members))
-        return has_same and list(map(torch.Tensor.data_ptr, self.tensors)) == self.addresses
-
     def checksum(self) -> str:
         digest = hashlib.blake2b(b"".join(self.runs), digest_size=16)
         for runs in self.far.values():
@@ -88,8 +82,12 @@ class Sample:
 def sample_of(module: nn.Module) -> Sample:
     """The sample that a module keeps in an attribute, made anew for other parts, or tensors at other addresses."""
     sample: Any = vars(module).get("_sample")
-    if sample is None or not sample.is_current():
-        sample = vars(module)["_sample"] = Sample(module)
+    if sample is not None:
+        members = list(chain.from_iterable(map(dict.values, sample.groups)))
+        has_same = len(members) == len(sample.members) and all(map(is_, members, sample.members))
+        if has_same and list(map(torch.Tensor.data_ptr, sample.tensors)) == sample.addresses:
+            return sample
+    sample = vars(module)["_sample"] = Sample(module)
     return sample
 
 

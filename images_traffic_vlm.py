@@ -11,8 +11,8 @@ import io
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,13 +84,15 @@ def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
     """
     if hasattr(image, "read"):
         image = read_file(image)
-    with _naming(image):
+    try:
         if isinstance(image, Image.Image):
             return _convert(image)
         if isinstance(image, np.ndarray) or hasattr(image, "detach"):
             return _convert(_array_to_image(image, channels_first))
         with _open(image) as opened:
             return _convert(opened)
+    except Exception as error:  # for damaged files, Pillow raises errors of any type
+        raise _unreadable(image, error) from error
 
 
 def read_file(file: Any) -> dict[str, Any]:
@@ -99,37 +101,33 @@ def read_file(file: Any) -> dict[str, Any]:
     Raises:
         TypeError: the file is open as text. ValueError: it cannot be read.
     """
-    with _naming(file):
+    try:
         with suppress(AttributeError, OSError):  # a pipe has no start
             file.seek(0)
         content = file.read()
         if not isinstance(content, bytes):
             raise TypeError("expected a file that is open in binary mode")
         return {"bytes": content, "path": getattr(file, "name", None)}
+    except Exception as error:
+        raise _unreadable(file, error) from error
 
 
-@contextmanager
-def _naming(image: Any) -> Iterator[None]:
-    """Name an image in errors: by its file, or by its type with its size or value."""
-    try:
-        yield
-    except Exception as error:  # for damaged files, Pillow raises errors of any type
-        is_file = isinstance(image, Mapping)
-        path, content = (
-            (image.get("path"), image.get("bytes")) if is_file else (getattr(image, "filename", image), image)
-        )
-        if isinstance(path, str | os.PathLike) and str(path):
-            text = os.fspath(path)
-            name = f"image {text!r}" if len(text) <= 100 else f"image {text[:20]!r}...{text[-60:]!r}"
-        elif isinstance(content, BYTES):
-            name = f"image of {len(content):,} bytes"
-        elif hasattr(image, "shape"):
-            name = f"{type(image).__name__} of shape {tuple(image.shape)}"
-        else:
-            name = f"{type(image).__name__} {image!r:.50}"
-        reason = "Pillow cannot identify its format" if isinstance(error, UnidentifiedImageError) else error
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"cannot read the {name}: {reason}") from error
+def _unreadable(image: Any, error: Exception) -> TypeError | ValueError:
+    """An error that names an image by its file, or by its type with its size or value."""
+    path, content = getattr(image, "filename", None) or image, image
+    if isinstance(image, Mapping):
+        path, content = image.get("path"), image.get("bytes")
+    if isinstance(path, str | os.PathLike):
+        text = os.fspath(path)
+        name = f"image {text!r}" if len(text) <= 100 else f"image {text[:20]!r}...{text[-60:]!r}"
+    elif isinstance(content, BYTES):
+        name = f"image of {len(content):,} bytes"
+    elif hasattr(image, "shape"):
+        name = f"{type(image).__name__} of shape {tuple(image.shape)}"
+    else:
+        name = f"{type(image).__name__} {image!r:.50}"
+    reason = "Pillow cannot identify its format" if isinstance(error, UnidentifiedImageError) else error
+    return (TypeError if isinstance(error, TypeError) else ValueError)(f"cannot read the {name}: {reason}")
 
 
 def _open(source: Any) -> Image.Image:
@@ -207,6 +205,8 @@ def _to_uint8(array: np.ndarray) -> np.ndarray:
     if array.dtype == np.uint8:
         return array
     kind, black, white = array.dtype.kind, 0.0, 255.0
+    if kind not in "buif":
+        raise TypeError(f"expected numbers as pixels, got {array.dtype}")
     low, high = float(array.min()), float(array.max())
     if not math.isfinite(low + high):
         raise ValueError("some pixels are NaN or infinite")

@@ -153,7 +153,7 @@ def test_adapters_that_are_switched_or_merged_count(model, processor):
         return item["margin"]
 
     with_adapter = ask()
-    encoded, layer = vqa.encode(Image.new("RGB", (60, 40))), model.model.text_model.layers[0].cross_attn.k_proj
+    encoded, layer = vqa.encode(Image.new("RGB", (60, 40))), model.get_decoder().layers[0].self_attn.q_proj
     with adapted.disable_adapter():
         assert abs(ask() - with_adapter) > 1e-3
         with pytest.raises(ValueError, match="weights that have changed"):
