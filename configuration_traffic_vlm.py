@@ -64,7 +64,7 @@ def _check_positive_integers(config: Any, *names: str) -> None:
 
 def _check_number(config: Any, name: str, minimum: float, limit: float = math.inf) -> None:
     """Raise `ValueError` for a field that is not a number in [minimum, limit)."""
-    value = getattr(config, name, None)
+    value: Any = getattr(config, name, None)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     _check(config, is_number and minimum <= value < limit, f"{name} must be a number in [{minimum}, {limit})", name)
 

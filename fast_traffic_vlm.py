@@ -50,7 +50,7 @@ class Sample:
 
     def __init__(self, module: nn.Module):
         modules = list(module.modules())
-        groups = chain.from_iterable((one._modules, one._parameters, one._buffers) for one in modules)
+        groups: Any = chain.from_iterable((one._modules, one._parameters, one._buffers) for one in modules)
         self.groups: list[dict[str, Any]] = [group for group in groups if group]
         self.members = list(chain.from_iterable(map(dict.values, self.groups)))
         self.tensors = [one for one in self.members if isinstance(one, torch.Tensor)]
@@ -62,9 +62,9 @@ class Sample:
             start, size = tensor.storage_offset() * tensor.element_size(), tensor.nbytes
             stored = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
             for first in sorted({size * i // RUNS // RUN * RUN for i in range(RUNS)}):
-                run = stored[start + first : start + min(first + RUN, size)]
+                run: Any = stored[start + first : start + min(first + RUN, size)]
                 if tensor.device.type == "cpu":
-                    self.runs.append(memoryview(run.numpy()))
+                    self.runs.append(run.numpy().data)
                 else:
                     self.far.setdefault(tensor.device, []).append(run)
 
@@ -74,7 +74,7 @@ class Sample:
     def checksum(self) -> str:
         digest = hashlib.blake2b(b"".join(self.runs), digest_size=16)
         for runs in self.far.values():
-            digest.update(torch.cat(runs).cpu().numpy())
+            digest.update(torch.cat(runs).cpu().numpy().tobytes())
         digest.update(repr([[state.get(name) for name in ADAPTER_STATE] for state in self.adapters]).encode())
         return digest.hexdigest()
 
