@@ -158,8 +158,8 @@ class Fast:
             self.uninstall()
             self.state, self.version = state, state[0][1]
             modules = [one for one in model.modules() if type(one) in PACKS]
-            self.forwards = [FastForward(one) for one in modules if is_supported(next(one.parameters()))]
-            can_record = model.device.type == "cuda" and hasattr(model, "question_logits")
+            self.forwards = [FastForward(one) for one in modules if can_pack(one)]
+            can_record = model.device.type == "cuda" and hasattr(model, "question_logits") and not is_offloaded(model)
             self.graphs = Graphs(model) if can_record else None
         model.fast = base.fast = model.get_decoder().fast = self  # the parts with public passes
         for forward in self.forwards:
@@ -213,6 +213,16 @@ def is_supported(weight: torch.Tensor) -> bool:
         return False
     is_fast_bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return weight.dtype == torch.float32 or is_fast_bfloat16
+
+
+def is_offloaded(module: nn.Module) -> bool:
+    """Whether hooks of accelerate fetch weights of the module from elsewhere for each pass."""
+    return any(hasattr(one, "_hf_hook") for one in module.modules())
+
+
+def can_pack(module: nn.Module) -> bool:
+    """Whether a module's weights are in memory, to stay, and can be packed."""
+    return is_supported(next(module.parameters())) and not is_offloaded(module)
 
 
 def pack_linear(linear: nn.Linear) -> Pass:

@@ -58,6 +58,20 @@ def test_a_packed_convolution_gives_the_same(kernel_size, stride, groups):
         torch.testing.assert_close(pack_convolution(block)(x), block(x), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "kind", [torch.nn.BatchNorm2d, torch.nn.Conv2d, torch.nn.Linear, TrafficVLMForConditionalGeneration]
+)
+def test_modules_whose_weights_are_elsewhere_are_left_alone(model, kind):
+    accelerate, own = pytest.importorskip("accelerate"), logits(model)
+    part = next(one for one in model.modules() if isinstance(one, kind))
+    accelerate.cpu_offload(part, execution_device="cpu", offload_buffers=True)
+    fused = logits(model.fuse_for_inference())
+    torch.testing.assert_close(fused, own, atol=1e-4, rtol=0)
+    offloaded = {id(one) for one in part.modules()}
+    packed = [one.module for one in model.fast.forwards]
+    assert not any(id(inner) in offloaded for one in packed for inner in one.modules())
+
+
 def traces(model) -> list[set[str]]:
     """Attributes of each module, but for the views that a checksum reads; a faster pass would be one more."""
     return [vars(module).keys() - {"_sample"} for module in model.modules()]
