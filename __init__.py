@@ -7,7 +7,6 @@ Importing this package registers its classes with transformers, so that models l
 """
 
 import transformers
-from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from .modeling_traffic_vlm import EncodedImages as EncodedImages
@@ -18,12 +17,11 @@ from .modeling_traffic_vlm import (
     TrafficVLMTextModel,
 )
 from .modeling_traffic_vlm import TrafficVLMModel as TrafficVLMModel
-from .pipeline_traffic_vlm import TrafficVLMPipeline
+from .pipeline_traffic_vlm import TrafficVLMPipeline as TrafficVLMPipeline
 from .processing_traffic_vlm import TrafficVLMProcessor
 from .tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
-TASK = "visual-question-answering"
 GENERATING = ("AutoModel", "AutoModelForImageTextToText", "AutoModelForMultimodalLM")
 
 
@@ -39,12 +37,6 @@ def register() -> None:
     auto.AutoModelForCausalLM.register(text, TrafficVLMForCausalLM, exist_ok=True)
     auto.AutoTokenizer.register(full, fast_tokenizer_class=TrafficVLMTokenizer, exist_ok=True)
     auto.AutoProcessor.register(full, TrafficVLMProcessor, exist_ok=True)
-
-    # The library has removed its own task of this name, and newer releases refuse the name before they look it up.
-    getattr(transformers.pipelines, "REMOVED_TASKS", {}).pop(TASK, None)
-    if TASK not in PIPELINE_REGISTRY.supported_tasks:
-        auto_class = transformers.AutoModelForImageTextToText
-        PIPELINE_REGISTRY.register_pipeline(TASK, TrafficVLMPipeline, auto_class, type="multimodal")
     TrafficVLMConfig.pipelines = {}  # a pipeline that config.json names would need code from the folder
 
 

@@ -25,8 +25,10 @@ from itertools import islice, takewhile
 from typing import Any
 
 import torch
+import transformers
 from torch.utils.data import Dataset
 from transformers import Pipeline
+from transformers.pipelines import PIPELINE_REGISTRY
 
 from .images_traffic_vlm import BYTES, Region, read_file
 from .question_traffic_vlm import Question
@@ -34,6 +36,7 @@ from .question_traffic_vlm import Question
 
 __all__ = ["Question", "TrafficVLMPipeline"]
 
+TASK = "visual-question-answering"
 THREADS = 4  # default number of threads that prepare images
 MAX_QUESTIONS = 4096  # questions that are kept once read
 
@@ -388,3 +391,11 @@ class TrafficVLMPipeline(Pipeline):
             return questions[row].next_ids(words, vocabulary, no_first)
 
         return find
+
+
+# The library reads the task of a folder from config.json; for a model in memory it needs a registered task. It has
+# removed its own task of this name, and newer releases refuse the name before they look it up.
+getattr(transformers.pipelines, "REMOVED_TASKS", {}).pop(TASK, None)
+if TASK not in PIPELINE_REGISTRY.supported_tasks:
+    auto_class = transformers.AutoModelForImageTextToText
+    PIPELINE_REGISTRY.register_pipeline(TASK, TrafficVLMPipeline, auto_class, type="multimodal")

@@ -100,8 +100,10 @@ def test_a_saved_folder_loads_in_new_processes(folder, processor, tmp_path):
         load_processor("again")
         again = pipeline("visual-question-answering", model="again", **remote)
         model = AutoModel.from_pretrained(folder, **remote)
+        parts = pipeline("visual-question-answering", model=model, processor=again.processor, **remote)
         answers, encoded = torch.load("answers.pt")  # of another process with the same weights
-        assert again(folder + "/scene.png", case["text"][0]) == answers
+        for vqa in (again, parts):
+            assert vqa(folder + "/scene.png", case["text"][0]) == answers
         assert torch.equal(model(ids, encoded_images=encoded).logits, case["logits"])
         torch.nn.init.ones_(model.model.projector.bias)
         try:
