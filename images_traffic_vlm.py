@@ -2,7 +2,8 @@
 
 - A photograph is rotated upright (EXIF), and transparent pixels become white, not the hidden color of the file.
 - Colors of another space (the ICC profile of a phone, such as Display P3) become the colors of screens (sRGB).
-- Integers beyond 0..255, as of 16-bit gray, are scaled from their own range; Pillow alone would clip them to white.
+- Integers beyond 0..255, as of 16-bit gray, are scaled from their own range; Pillow alone would clip them to white. So
+  are 16-bit colors that leave the two highest bits unused, as a sensor of 10, 12 or 14 bits does.
 - An image that cannot be read is an error that names the file or the array.
 """
 
@@ -10,6 +11,7 @@ import base64
 import io
 import math
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -32,6 +34,7 @@ ORIENTATION = 0x0112  # the EXIF tag
 CHANNELS = (1, 3, 4)
 # Floats with a maximum up to UNIT are 0..1 (resampling can overshoot), above BYTE 0..255; between is an error.
 UNIT, BYTE = 1.05, 16
+LOW_BITS = 1 << 14  # 16-bit colors that are all below do not use their highest bits
 
 
 class Region(NamedTuple):
@@ -145,19 +148,28 @@ def _open(source: Any) -> Image.Image:
 
         return load_image(name)  # already RGB: the library does not return the mode of the file
     try:
-        data = name.partition(",")[2] if name.startswith("data:image/") else name
-        return Image.open(io.BytesIO(base64.b64decode("".join(data.split()), validate=True)))
+        return Image.open(io.BytesIO(decode_base64(name)))
     except Exception as error:
         raise ValueError("no such file, and it is neither a URL nor base64 image data") from error
+
+
+def decode_base64(text: str) -> bytes:
+    """Bytes of base64 text: a data URL, with line breaks, URL-safe or without padding. Raises a ValueError."""
+    content = "".join(text.rpartition(",")[2].split()).rstrip("=").replace("-", "+").replace("_", "/")
+    return base64.b64decode(content + "=" * (-len(content) % 4), validate=True)
+
+
+def is_animated(image: Image.Image) -> bool:
+    """Whether an open image file has several frames. In MPO, the format of phones, the others are previews."""
+    return image.format in ("AVIF", "GIF", "PNG", "TIFF", "WEBP") and getattr(image, "is_animated", False)
 
 
 def _convert(image: Image.Image) -> Image.Image:
     if 0 in image.size:
         raise ValueError(f"it has no pixels: width x height is {image.width} x {image.height}")
-    # Not MPO, the format of phones, whose further frames are previews.
-    if image.format in ("GIF", "PNG", "TIFF", "WEBP") and getattr(image, "is_animated", False) and image.tell() == 0:
+    if is_animated(image) and image.tell() == 0:
         warnings.warn(f"a {image.format} of several frames is read as its first frame", stacklevel=2)
-    image.load()
+    _load(image)
     with suppress(Exception):  # a damaged EXIF block: the pixels are still readable
         if image.getexif().get(ORIENTATION, 1) != 1:  # otherwise the library would copy it
             image = ImageOps.exif_transpose(image)
@@ -172,6 +184,33 @@ def _convert(image: Image.Image) -> Image.Image:
         background.alpha_composite(image)
         image = background.convert("RGB")
     return image
+
+
+def _load(image: Image.Image) -> None:
+    """Decode an image. Of 16-bit colors Pillow keeps the high bytes; if these are dark, the low ones are read, too."""
+    tiles: Any = getattr(image, "tile", ())  # what is to be decoded; empty if it has been
+    modes = [tile[3] if isinstance(tile[3], str) else tile[3][0] for tile in tiles]
+    if not modes or not all(str(mode).startswith(("RGB;16", "RGBA;16")) for mode in modes):
+        image.load()
+        return
+    file: Any = image.fp  # type: ignore[attr-defined]
+    start = file.tell()
+    file.seek(0)
+    low: Any = Image.open(io.BytesIO(file.read()))
+    file.seek(start)
+    image.load()
+    if np.asarray(image)[..., :3].max() >= LOW_BITS >> 8:
+        return
+    other = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}  # order of bytes: N is the machine's
+    for index, (mode, tile) in enumerate(zip(modes, tiles)):
+        swapped = mode[:-1] + other[mode[-1]]
+        parts = [*tile[:3], swapped if isinstance(tile[3], str) else (swapped, *tile[3][1:])]
+        low.tile[index] = getattr(type(tile), "_make", tuple)(parts)
+    pixels = np.asarray(image).astype(np.uint16) << 8 | np.asarray(low)
+    scaled = scale_pixels(pixels, *own_range(pixels[..., :3]))
+    if image.mode == "RGBA":
+        scaled[..., 3] = scale_pixels(pixels[..., 3], 0, max(int(pixels[..., 3].max()), 1))
+    image.paste(Image.fromarray(scaled))
 
 
 def _to_srgb(image: Image.Image, content: bytes) -> Image.Image:
@@ -216,6 +255,17 @@ def _to_uint8(array: np.ndarray) -> np.ndarray:
         ranges = f"0..1 (up to {UNIT}) or 0..255 (the maximum above {BYTE})"
         raise ValueError(f"{array.dtype} pixels must be in {ranges}, not normalized, got {low:g}..{high:g}")
     elif low < 0 or high > 255:
-        warnings.warn(f"{array.dtype} pixels are scaled from their own range to black and white", stacklevel=2)
-        black, white = low, max(high, low + 1)
+        black, white = own_range(array)
+    return scale_pixels(array, black, white)
+
+
+def own_range(array: np.ndarray) -> tuple[float, float]:
+    """The lowest pixel, to become black, and the highest, to become white, with a warning."""
+    warnings.warn(f"{array.dtype} pixels are scaled from their own range to black and white", stacklevel=1)
+    low, high = float(array.min()), float(array.max())
+    return low, max(high, low + 1)
+
+
+def scale_pixels(array: np.ndarray, black: float, white: float) -> np.ndarray:
+    """Pixels uint8 of any numbers, scaled so that black is 0 and white 255."""
     return np.rint((array.astype(np.float64) - black) * (255 / (white - black))).clip(0, 255).astype(np.uint8)

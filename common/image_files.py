@@ -6,8 +6,10 @@ pillow-heif is installed.
 
 import io
 import re
+import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
@@ -16,7 +18,8 @@ from ..images_traffic_vlm import to_rgb
 from .files import DataError
 
 
-MAX_PIXELS = 40_000_000  # an 8K frame has 33 million
+MAX_PIXELS = 40_000_000  # to decode; an 8K frame has 33 million
+MAX_JPEG_PIXELS = Image.MAX_IMAGE_PIXELS = 200_000_000  # of a JPEG that is decoded smaller, as of recent phones
 # Pillow reads more formats. The others are rare, or start programs.
 FORMATS = ("AVIF", "BMP", "DIB", "GIF", "HEIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 IMAGE_SUFFIXES = frozenset(suffix for suffix, name in Image.registered_extensions().items() if name in FORMATS)
@@ -27,6 +30,8 @@ SYSTEM_FOLDERS = {"__MACOSX", "@eaDir"}  # macOS and Synology keep previews in t
 
 def open_image(source: str | Path | bytes, name: str = "", max_pixels: int = MAX_PIXELS) -> Image.Image:
     """RGB image of a file or of its bytes; the first frame of several, with a warning.
+
+    A JPEG of more than `max_pixels` is decoded at a half, a quarter or an eighth of its size.
 
     Args:
         name: how errors refer to the image; by default the name of the file.
@@ -40,6 +45,10 @@ def open_image(source: str | Path | bytes, name: str = "", max_pixels: int = MAX
         try:
             with Image.open(file, formats=READABLE) as image:
                 width, height = image.size
+                if max_pixels < width * height <= MAX_JPEG_PIXELS:
+                    scale = next((scale for scale in (2, 4, 8) if width * height <= max_pixels * scale**2), 1)
+                    image.draft(None, (width // scale, height // scale))  # nothing happens to other formats
+                    width, height = image.size
                 if width * height <= max_pixels:
                     return to_rgb(image)
         except UnidentifiedImageError as error:
@@ -50,8 +59,23 @@ def open_image(source: str | Path | bytes, name: str = "", max_pixels: int = MAX
     raise ValueError(f"{name} has {width} × {height} pixels; at most {max_pixels:,} in all are read.")
 
 
+@contextmanager
+def image_warnings() -> Iterator[list[str]]:
+    """Yield a list that gets the warnings of `open_image` inside the block, such as that one frame of several is read.
+
+    Only one thread of a process may be in such a block.
+    """
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", module=r".*images_traffic_vlm")
+        yield texts
+    for one in caught:  # others see them, too
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    texts += dict.fromkeys(str(one.message) for one in caught if one.filename.endswith("images_traffic_vlm.py"))
+
+
 def select_files(
-    names: Iterable[str], suffixes: Collection[str] = IMAGE_SUFFIXES, root: str = ""
+    names: Iterable[str], suffixes: Collection[str] = IMAGE_SUFFIXES, root: str = "", has_subfolders: bool = True
 ) -> tuple[list[str], str]:
     """(names that end in one of the suffixes, note): the note counts the others and gives the reasons.
 
@@ -59,18 +83,22 @@ def select_files(
 
     Args:
         root: a folder that the user named. It may be hidden itself.
+        has_subfolders: files of subfolders are not left out.
     """
     selected, endings = tuple(suffixes), Counter[str]()
-    found, hidden = [], 0
+    found, hidden, deeper = [], 0, 0
     for name in names:
         parts = Path(name.removeprefix(root)).parts
         if any(part.startswith(".") or part in SYSTEM_FOLDERS for part in parts):
             hidden += 1
+        elif len(parts) > 1 and not has_subfolders:
+            deeper += 1
         elif name.lower().endswith(selected):
             found.append(name)
         else:
             endings[Path(name).suffix.lower() or "no suffix"] += 1
-    reasons = [f"{hidden:,} hidden"] if hidden else []
+    counts = {"hidden": hidden, "in subfolders": deeper}
+    reasons = [f"{count:,} {reason}" for reason, count in counts.items() if count]
     reasons += [f"{count:,} {ending}" for ending, count in endings.most_common(5)]
     if len(endings) > 5:
         reasons.append(f"{len(endings) - 5} more kinds")
@@ -89,7 +117,9 @@ def list_images(path: Path) -> tuple[list[Path], str]:
         return [path], ""
     if not path.is_dir():
         raise DataError(f"{path}: no such image and no folder with images")
-    names, note = select_files(one.name for one in path.iterdir() if one.is_file())
+    names, note = select_files(
+        (one.relative_to(path).as_posix() for one in path.rglob("*") if one.is_file()), has_subfolders=False
+    )
     if not names:
         raise DataError(f"{path}: has no images ({FORMATS_READ}). {note}".rstrip(" ."))
     # Odd parts of a name are its numbers. The name itself keeps 1.png and 01.png in a fixed order.

@@ -1,28 +1,32 @@
 """Frames of a video file, an image, a folder of images, a camera or a stream.
 
-    open_source(name) → source.frames(): Frame(index, seconds, image), upright
+    open_source(name) → source.frames(): Frame(index, seconds, image), upright, in the colors and shape of a screen
 
-- FFmpeg (PyAV) decodes, converts colors and resizes.
+- FFmpeg (PyAV) decodes and resizes videos, Pillow images, also animated ones. Both follow the rules of `to_rgb`:
+  transparent pixels are white, and 16-bit pixels that use a part of their range are scaled from it, for a video once.
 - Times start at 0 and never decrease. A frame without a usable time stamp follows the last one by 1 / frame rate.
-- Frames that cannot be read are counted and skipped; `Source.problems` describes them.
+- Frames that cannot be read are counted and skipped; `FrameSource.problems` describes them.
 """
 
 import math
 import re
 import sys
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import av
-from av.video.reformatter import Interpolation, VideoReformatter
+import numpy as np
+from av.video.reformatter import ColorTrc, Interpolation, VideoReformatter
 from PIL import Image
 from PIL.Image import Transpose
 
 from ..common.files import DataError
-from ..common.image_files import IMAGE_SUFFIXES, list_images, open_image
+from ..common.image_files import IMAGE_SUFFIXES, READABLE, list_images, open_image
+from ..images_traffic_vlm import LOW_BITS, is_animated, own_range, scale_pixels, to_rgb
 
 
 DEFAULT_RATE = 25.0  # frames per second of images, and of videos that declare no rate
@@ -31,10 +35,12 @@ DISORDER = 1.0  # seconds: time stamps that step back less are out of order
 CAMERA_FORMATS = {"linux": "v4l2", "darwin": "avfoundation", "win32": "dshow"}
 # These send at their own pace, whether frames are read or not. HTTP sends as fast as it is read.
 LIVE_PROTOCOLS = ("rtsp", "rtsps", "rtmp", "rtmps", "rtp", "srt", "tcp", "udp")
-MOVING_SUFFIXES = {".gif", ".apng"}  # Pillow and FFmpeg both read them; FFmpeg reads all of their frames
+PLAYLISTS = (".m3u", ".m3u8")
 # With colors at full resolution: within half a level of the image processor.
 EXACT = Interpolation.BICUBIC | Interpolation.ACCURATE_RND
 EXACT |= Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
+DEEP = ("rgb48", "bgr48", "rgba64", "bgra64", "gbrp16", "gbrap16")  # formats of RGB with 16 bits
+WHOLE_RANGE = (0.0, 65535.0)
 ROTATIONS = {90: Transpose.ROTATE_90, 180: Transpose.ROTATE_180, 270: Transpose.ROTATE_270}
 
 
@@ -53,7 +59,7 @@ class Frame:
     image: Image.Image
 
 
-class Source:
+class FrameSource:
     """Base class of image files and of videos.
 
     Attributes:
@@ -101,6 +107,10 @@ class Source:
             last_tick = tick
             yield Frame(index, seconds, image)
 
+    def assume_rate(self) -> None:
+        """Note that the images have no times."""
+        self.notes.append(f"{self.name}: images have no times; {self.rate:g} per second are assumed (--frame_rate)")
+
     def skip(self, error: Exception | str) -> None:
         """Count a broken frame, and describe the first one."""
         self.broken += 1
@@ -108,7 +118,7 @@ class Source:
             self.problems.append(f"{self.name}: frames that cannot be read are skipped; the first error: {error}")
 
 
-def open_source(name: str, frame_rate: float | None = None) -> Source:
+def open_source(name: str, frame_rate: float | None = None) -> FrameSource:
     """A video file, an image, a folder of images, a camera or a stream, ready to be read.
 
     Args:
@@ -127,9 +137,15 @@ def open_source(name: str, frame_rate: float | None = None) -> Source:
         return source
     if not path.exists() and not is_camera(name) and "://" not in name:
         raise DataError(f"{name}: no such file, folder, camera or stream")
-    if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES - MOVING_SUFFIXES:
-        open_image(path)  # raises an error now, as the source has no other image
+    if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
+        with warnings.catch_warnings(action="ignore"):  # for example, that one frame of several is read
+            open_image(path)  # raises an error now, as the source has no other image
+        with Image.open(path, formats=READABLE) as image:
+            if is_animated(image):
+                return AnimationSource(name, path, frame_rate, has_times=image.format != "TIFF")
         return ImageSource(name, [path], frame_rate)
+    if path.suffix.lower() in PLAYLISTS and b"://" in path.read_bytes():
+        raise DataError(f"{name}: is a playlist with addresses of videos; give its URL in place of the file")
     return VideoSource(name, frame_rate)
 
 
@@ -146,14 +162,14 @@ def hide_password(name: str) -> str:
     return re.sub(r"://.*@", "://***@", name)
 
 
-class ImageSource(Source):
+class ImageSource(FrameSource):
     """Image files as frames."""
 
     def __init__(self, name: str, paths: list[Path], frame_rate: float | None = None):
         super().__init__(name, frame_rate)
         self.paths = paths
         if frame_rate is None and len(paths) > 1:
-            self.notes.append(f"{name}: images have no times; {self.rate:g} per second are assumed (--frame_rate)")
+            self.assume_rate()
 
     def read(self) -> Iterator[tuple[int, float, Path]]:
         yield from ((index, index / self.rate, path) for index, path in enumerate(self.paths))
@@ -162,18 +178,94 @@ class ImageSource(Source):
         return open_image(content)
 
 
-class VideoSource(Source):
+class AnimationSource(FrameSource):
+    """The frames of an animated image, each as long as the file says, or 1 / frame rate; the pages of a TIFF."""
+
+    def __init__(self, name: str, path: Path, frame_rate: float | None = None, has_times: bool = True):
+        super().__init__(name, frame_rate)
+        self.path = path
+        if frame_rate is None and not has_times:
+            self.assume_rate()
+
+    def read(self) -> Iterator[tuple[int, float, Image.Image]]:
+        seconds = 0.0
+        with Image.open(self.path) as image:
+            for index in range(image.n_frames):  # type: ignore[attr-defined]
+                try:
+                    image.seek(index)
+                    image.load()
+                except Exception as error:  # whatever the decoder of the format raises: the frames end here
+                    return self.skip(error)
+                yield index, seconds, image.copy()
+                milliseconds = image.info.get("duration") or 1000 / self.rate  # 0: as fast as the program can
+                seconds += milliseconds / 1000
+
+    def to_image(self, content: Image.Image, side: int | None) -> Image.Image:
+        return to_rgb(content)
+
+
+# --- videos of high dynamic range ---
+
+
+def _linear_hlg(signal: np.ndarray) -> np.ndarray:
+    """Light of the scene, by BT.2100; a white surface, which has the signal 0.75, is 1."""
+    a, b, c = 0.17883277, 0.28466892, 0.55991073
+    light = np.where(signal <= 0.5, signal**2 / 3, (np.exp((signal - c) / a) + b) / 12)
+    return light / 0.265
+
+
+def _linear_pq(signal: np.ndarray) -> np.ndarray:
+    """Light of the screen, by BT.2100; a white surface, which has 203 cd/m² of 10,000 (BT.2408), is 1."""
+    power = signal ** (32 / 2523)
+    return (np.maximum(power - 107 / 128, 0) / (2413 / 128 - 2392 / 128 * power)) ** (16384 / 2610) / 0.0203
+
+
+LEVELS = np.linspace(0, 1, 4096, dtype=np.float32)
+LINEAR: dict[int, np.ndarray] = {ColorTrc.ARIB_STD_B67: _linear_hlg(LEVELS), ColorTrc.SMPTE2084: _linear_pq(LEVELS)}
+SRGB = np.rint(255 * np.where(LEVELS < 0.0031308, 12.92 * LEVELS, 1.055 * LEVELS ** (1 / 2.4) - 0.055)).astype(
+    np.uint8
+)
+BT709_FROM_BT2020 = np.array(
+    [[1.6605, -0.5876, -0.0728], [-0.1246, 1.1329, -0.0083], [-0.0182, -0.1006, 1.1187]], dtype=np.float32
+)
+
+
+def to_standard_range(pixels: np.ndarray, linear: np.ndarray) -> np.ndarray:
+    """Pixels uint8 [H,W,3] of screens from uint16 of BT.2020, by a table [4096] of the light of their signals.
+
+    Light above that of a white surface keeps its hue: red lamps stay red.
+    """
+    light = (linear[pixels >> 4] @ BT709_FROM_BT2020.T).clip(0)
+    light /= light.max(-1, keepdims=True).clip(1)
+    return SRGB[np.rint(light * 4095).astype(np.int16)]
+
+
+# --- videos and streams ---
+
+
+class VideoSource(FrameSource):
     """Video files, cameras and streams: all that FFmpeg can open.
 
     Args:
         timeout: seconds without data after which a stream counts as lost.
+        clock: seconds, of frames that a camera sends over HTTP as JPEG files, without times.
     """
 
-    def __init__(self, name: str, frame_rate: float | None = None, timeout: float = TIMEOUT):
+    def __init__(
+        self,
+        name: str,
+        frame_rate: float | None = None,
+        timeout: float = TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         super().__init__(name, frame_rate)
         self.timeout, self.reformatter = timeout, VideoReformatter()  # which keeps FFmpeg's tables
-        self.is_live = is_camera(name) or name.partition("://")[0].lower() in LIVE_PROTOCOLS
-        self.container = self._open(name)
+        self.container, self.corrupt = self._open(name), 0  # number of packets that FFmpeg marks corrupt
+        self.range: tuple[float, float] | None = None  # of 16-bit pixels, once measured
+        self.clock = clock if self.container.format.name == "mpjpeg" and "://" in name else None
+        self.is_live = bool(self.clock or is_camera(name) or name.partition("://")[0].lower() in LIVE_PROTOCOLS)
+        if self.clock and frame_rate is not None:
+            raise DataError(f"{self.name}: is a live stream, whose times are those of the clock: omit --frame_rate")
         self.stream = self.container.streams.best("video")
         if self.stream is None or self.stream.codec_context is None:
             found = ", ".join(sorted({stream.type for stream in self.container.streams})) or "nothing"
@@ -206,9 +298,30 @@ class VideoSource(Source):
             raise DataError(f"{self.name}: {problem}: {reason}") from None
 
     def to_image(self, content: av.VideoFrame, side: int | None) -> Image.Image:
-        image = self.reformatter.reformat(content, side, side, "rgb24", interpolation=EXACT).to_image()
+        aspect = self.stream.sample_aspect_ratio or 1  # the width of a pixel, as it is shown, divided by its height
+        width = side or max(1, round(content.width * aspect))
+
+        def pixels(layout: str) -> Any:
+            return self.reformatter.reformat(content, width, side, layout, interpolation=EXACT)
+
+        name, parts = content.format.name, content.format.components
+        if content.color_trc in LINEAR:
+            image = Image.fromarray(to_standard_range(pixels("rgb48le").to_ndarray(), LINEAR[content.color_trc]))
+        elif parts[0].bits > 8 and name.startswith(("gray", *DEEP)):
+            image = self._scale(pixels("gray16le" if name.startswith("gray") else "rgb48le").to_ndarray())
+        elif any(part.is_alpha for part in parts):
+            image = to_rgb(Image.fromarray(pixels("rgba").to_ndarray()))
+        else:
+            image = pixels("rgb24").to_image()
         turn = ROTATIONS.get(content.rotation % 360)  # phones record sideways and note it
         return image if turn is None else image.transpose(turn)
+
+    def _scale(self, array: np.ndarray) -> Image.Image:
+        """RGB image of 16-bit pixels, by the range of the first frame that has one, as `to_rgb` scales a picture."""
+        if self.range is None and array.min() < array.max():
+            is_scaled = array.ndim == 2 or array.max() < LOW_BITS
+            self.range = own_range(array) if is_scaled else WHOLE_RANGE
+        return to_rgb(scale_pixels(array, *(self.range or WHOLE_RANGE)))
 
     def read(self) -> Iterator[tuple[int, float, av.VideoFrame]]:
         index, seconds = -1, 0.0
@@ -216,12 +329,15 @@ class VideoSource(Source):
         base = float(self.stream.time_base)  # read now: the frames that follow an error do not have it
         with self.container:
             for index, pixels in enumerate(self.decode()):
-                stamp = None if pixels.pts is None else pixels.pts * base
+                stamp = self.clock() if self.clock else None if pixels.pts is None else pixels.pts * base
                 if stamp is None or last is None or stamp < last - DISORDER:  # no time, or a second recording begins
                     seconds, last = seconds + (1 / self.rate if index else 0), stamp
                 elif stamp > last:
                     seconds, last = seconds + stamp - last, stamp
                 yield index, seconds, pixels
+        if self.corrupt:
+            damaged = f"{self.name}: damaged packets, whose frames may be wrong: {self.corrupt:,}"
+            (self.notes if self.is_live else self.problems).append(damaged)
         if self.is_live:
             self.problems.append(f"{self.name}: the camera or stream ended after {seconds + 1 / self.rate:.1f} s")
         elif index < 0:
@@ -230,6 +346,7 @@ class VideoSource(Source):
     def decode(self) -> Iterator[av.VideoFrame]:
         """Yield the frames of all packets that can be decoded."""
         for packet in self._read_packets():
+            self.corrupt += packet is not None and packet.is_corrupt
             try:
                 yield from self.stream.decode(packet)
             except av.error.FFmpegError as error:

@@ -12,12 +12,14 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any, ClassVar
 
 from tqdm import tqdm
@@ -31,10 +33,11 @@ from .annotation import SUFFIXES, AnnotatedVideo
 from .events import Event, EventDetector
 from .options import ModelOptions, read_questions
 from .timeline import CsvLog, clock_time, draw_timeline
-from .video import Frame, Source, open_source
+from .video import Frame, FrameSource, open_source
 
 
 LIVE_CAPACITY = 4  # frames of a live source that wait for the model; more would only be older
+JUMP, JUMP_STEPS = 60.0, 20  # a step over so many seconds, and so many times the median step, ends events
 SILENCE = 20.0  # seconds without a frame after which a live source counts as lost; FFmpeg may notice earlier
 FILES = ("timeline.csv", "events.csv", "timeline.png", "summary.json")
 COLUMNS = ("frame", "time", "question", "answer", "score", "p_yes")
@@ -148,18 +151,19 @@ class Recorder:
 
     Args:
         options: `output_dir` is an existing folder without files of an earlier run.
-        rate: recorded frames per second.
+        source: of the frames; it gets the notes on their times.
         video: an `AnnotatedVideo`, or None.
     """
 
-    def __init__(self, questions: Sequence[Question], options: WatchOptions, rate: float, video: Any = None):
-        self.questions, self.options, self.rate, self.video = list(questions), options, rate, video
+    def __init__(self, questions: Sequence[Question], options: WatchOptions, source: FrameSource, video: Any = None):
+        self.questions, self.options, self.source, self.video = list(questions), options, source, video
+        self.steps = deque([1 / min(source.rate, options.fps or source.rate)], maxlen=100)  # seconds between frames
         self.folder, self.texts = options.output_dir, [question.text for question in questions]
         self.frames, self.dropped, self.seconds = 0, 0, 0.0
         self.started, self.start = datetime.now().astimezone(), time.monotonic()
         self.ended_by = "an error"
         self.events: list[dict[str, Any]] = []  # rows of those that have ended
-        self.detectors = [options.detector(question) for question in self.questions]
+        self.detectors = [options.detector(question) for question in questions]
         not_sure = () if options.loaded_thresholds is None else ("not_sure",)
         self.timeline = CsvLog(self.folder / "timeline.csv", COLUMNS + not_sure)
         self.log = CsvLog(self.folder / "events.csv", EVENT_COLUMNS)
@@ -167,6 +171,13 @@ class Recorder:
     def add(self, frames: Sequence[Frame], items: Sequence[Sequence[Item]]) -> None:
         """Record frames in their order, each with the items of all questions."""
         for frame, row in zip(frames, items):
+            step = frame.seconds - self.seconds
+            if self.frames and step > max(JUMP, JUMP_STEPS * median(self.steps)):
+                self._end_events()
+                times = f"{clock_time(self.seconds)} to {clock_time(frame.seconds)}"
+                self.source.notes.append(f"the time jumps from {times}: events end there")
+            elif self.frames:
+                self.steps.append(step)
             self.frames, self.seconds = self.frames + 1, frame.seconds
             self.timeline.add(timeline_row(frame, item) for item in row)
             for question, item, detector in zip(self.questions, row, self.detectors):
@@ -189,14 +200,18 @@ class Recorder:
             self.events.append(row | {"start": round(event.start, 3), "end": round(event.end, 3)})
             self.log.add(self.events[-1:])
 
-    def close(self, source: Source) -> None:
+    def _end_events(self) -> None:
+        """End the current events: no frame follows the last one, which lasts as long as the others."""
+        for question, detector in zip(self.questions, self.detectors):
+            self._record(question, detector.close(self.seconds + median(self.steps)))
+        self.detectors = [self.options.detector(question) for question in self.questions]
+
+    def close(self) -> None:
         """End the current events, complete all files, and print the main figures to standard error."""
         elapsed = time.monotonic() - self.start
-        end = self.seconds + 1 / self.rate  # the last frame lasts as long as the others
-        for question, detector in zip(self.questions, self.detectors):
-            self._record(question, detector.close(end))
+        self._end_events()
         try:
-            self._write_summary(source, elapsed)
+            self._write_summary(elapsed)
             if self.frames:
                 limits = [self.options.event_limits(one) if one.is_yes_no else () for one in self.questions]
                 files = self.folder / "timeline.csv", self.folder / "timeline.png"
@@ -205,8 +220,8 @@ class Recorder:
             if self.video is not None:
                 self.video.close()
 
-    def _write_summary(self, source: Source, elapsed: float) -> None:
-        options = self.options
+    def _write_summary(self, elapsed: float) -> None:
+        options, source = self.options, self.source
         limits = [options.event_limits(question) for question in self.questions]
         summary = {
             "source": source.name,
@@ -269,21 +284,20 @@ def watch(
     # Opened last: the buffer of a camera would overflow while the model is loaded.
     source = open_source(name, options.frame_rate)
     source.notes += [f"{question.text!r}: {note}" for question in read for note in answer_notes(question.item())]
-    rate = min(source.rate, options.fps or source.rate)
-    video = AnnotatedVideo(options.video, rate) if options.video else None
+    video = AnnotatedVideo(options.video, min(source.rate, options.fps or source.rate)) if options.video else None
     for file in FILES:  # only now, when the new run can start
         (options.output_dir / file).unlink(missing_ok=True)
-    recorder = Recorder(read, options, rate, video)
+    recorder, known = Recorder(read, options, source, video), len(source.notes)
     for note in source.notes:
         print(note, file=sys.stderr)
     try:
-        ask_about_frames(source, pipe, recorder, stop_signal)
+        ask_about_frames(pipe, recorder, stop_signal)
         stop = stop_signal()
         recorder.ended_by = signal.Signals(stop).name if stop else "end of the source"
     finally:
-        recorder.close(source)
-    for problem in source.problems:
-        print(problem, file=sys.stderr)
+        recorder.close()
+    for text in source.notes[known:] + source.problems:
+        print(text, file=sys.stderr)
     return source.problems
 
 
@@ -306,11 +320,9 @@ def check_output(options: WatchOptions, source: str) -> None:
             raise DataError(f"{folder}: has {file} of an earlier run; choose another folder, or --overwrite")
 
 
-def ask_about_frames(
-    source: Source, pipe: TrafficVLMPipeline, recorder: Recorder, should_stop: Callable[[], Any]
-) -> None:
+def ask_about_frames(pipe: TrafficVLMPipeline, recorder: Recorder, should_stop: Callable[[], Any]) -> None:
     """Ask about and record the frames of a source until they end or `should_stop()` is true."""
-    options, side = recorder.options, pipe.processor.image_processor.size["height"]
+    options, source, side = recorder.options, recorder.source, pipe.processor.image_processor.size["height"]
     frames = source.frames(options.fps, None if options.video or options.region else side)
     live = LiveReader(frames) if source.is_live else None
     batches = live.batches(should_stop) if live else batch_frames(frames, options.batch_size, should_stop)

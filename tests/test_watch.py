@@ -58,12 +58,10 @@ def brightness(frames, questions=QUESTIONS, thresholds=None):
     return rows
 
 
-SOURCE = SimpleNamespace(name="clip.mp4", broken=0, notes=[], problems=[])
-
-
 def make_recorder(folder, questions=QUESTIONS, video=None, **options):
     questions = [Rules().form(text) for text in questions]
-    return watcher.Recorder(questions, watcher.WatchOptions(output_dir=folder, min_score=0, **options), RATE, video)
+    source = SimpleNamespace(name="clip.mp4", rate=RATE, broken=0, notes=[], problems=[])
+    return watcher.Recorder(questions, watcher.WatchOptions(output_dir=folder, min_score=0, **options), source, video)
 
 
 def read_csv(path):
@@ -122,7 +120,7 @@ def test_a_run_is_recorded(tmp_path):
         "0,0.0,Is there a bus?,yes,0.921568632,0.921568632",
     ]
     assert (tmp_path / "events.csv").read_text().count("\n") == 3
-    recorder.close(SOURCE)
+    recorder.close()
     assert (tmp_path / "timeline.csv").read_text().splitlines() == lines
     assert (tmp_path / "events.csv").read_text().splitlines() == [
         "question,answer,start,end,peak,is_cut",
@@ -142,7 +140,7 @@ def test_thresholds_take_the_place_of_on_and_off(tmp_path):
     recorder = make_recorder(tmp_path, questions, thresholds=path)
     frames = list(make_frames([20] * 20 + [140] * 20))
     recorder.add(frames, brightness(frames, questions, recorder.options.loaded_thresholds))
-    recorder.close(SOURCE)
+    recorder.close()
     rows = read_csv(tmp_path / "timeline.csv")
     assert [*rows[0]] == ["frame", "time", "question", "answer", "score", "p_yes", "not_sure"]
     decided = [(row["answer"], row["not_sure"]) for row in rows]
@@ -159,7 +157,7 @@ def test_words_over_time_are_recorded(tmp_path, capsys):
     recorder = make_recorder(tmp_path, [COLOR])
     states = ["none"] * 10 + ["red"] * 20 + ["none"] * 10
     recorder.add(list(make_frames([20] * 40)), [[an_item(COLOR, state, 0.9)] for state in states])
-    recorder.close(SOURCE)
+    recorder.close()
     rows = read_csv(tmp_path / "timeline.csv")
     assert [row["answer"] for row in rows] == ["none"] * 10 + ["red"] * 20 + ["none"] * 10
     assert {(row["score"], row["p_yes"]) for row in rows} == {("0.9", "")}
@@ -175,7 +173,7 @@ def test_a_frame_without_an_answer_belongs_to_no_event(tmp_path):
     items = [an_item(COLOR, "red", 0.9)] * 10 + [an_item(COLOR, None, None) | {"problem": "not a color"}] * 10
     for frame, item in zip(make_frames([20] * 20), items):
         recorder.add([frame], [[item]])
-    recorder.close(SOURCE)
+    recorder.close()
     [event] = recorder.events
     assert (event["answer"], event["start"], event["end"]) == ("red", 0.0, 1.0)
     assert [row["answer"] for row in read_csv(tmp_path / "timeline.csv")] == ["red"] * 10 + [""] * 10
@@ -243,7 +241,7 @@ def test_the_video_shows_the_answers_of_each_frame(tmp_path):
     recorder, frames = make_recorder(tmp_path, video=LinesOnly()), list(make_frames([20, 250]))
     recorder.add(frames, brightness(frames))
     first, second = recorder.video.frames
-    recorder.close(SOURCE)
+    recorder.close()
     assert first == (0.0, ["no, 0.92  Is there a pedestrian?", "yes, 0.92  Is there a bus?"])
     assert second == (0.1, ["yes, 0.98  Is there a pedestrian?", "no, 0.98  Is there a bus?"])
 
