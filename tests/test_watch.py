@@ -10,6 +10,7 @@ import shutil
 import signal
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,9 +59,9 @@ def brightness(frames, questions=QUESTIONS, thresholds=None):
     return rows
 
 
-def make_recorder(folder, questions=QUESTIONS, video=None, **options):
+def make_recorder(folder, questions=QUESTIONS, video=None, rate=RATE, **options):
     questions = [Rules().form(text) for text in questions]
-    source = SimpleNamespace(name="clip.mp4", rate=RATE, broken=0, notes=[], problems=[])
+    source = SimpleNamespace(name="clip.mp4", rate=rate, broken=0, notes=[], problems=[])
     return watcher.Recorder(questions, watcher.WatchOptions(output_dir=folder, min_score=0, **options), source, video)
 
 
@@ -129,6 +130,26 @@ def test_a_run_is_recorded(tmp_path):
         "Is there a bus?,yes,4.0,6.0,0.9216,True",
     ]
     assert Image.open(tmp_path / "timeline.png").width > 600
+
+
+@pytest.mark.parametrize("step, ends", [(72_000, [1.1, 72_002.2]), (61, [1.1, 63.2]), (59, [61.2])])
+def test_an_event_ends_where_the_time_jumps(tmp_path, capsys, step, ends):
+    recorder = make_recorder(tmp_path)
+    for index, frame in enumerate(make_frames([250] * 22)):
+        frame = replace(frame, seconds=frame.seconds + (step if index > 10 else 0))
+        recorder.add([frame], brightness([frame]))
+    recorder.close()
+    assert [event["end"] for event in recorder.events] == pytest.approx(ends)
+    assert len(recorder.source.notes) == len(ends) - 1
+    assert json.loads((tmp_path / "summary.json").read_text())["notes"] == recorder.source.notes
+
+
+def test_long_steps_of_a_time_lapse_are_no_jumps(tmp_path):
+    recorder = make_recorder(tmp_path, rate=1 / 300)
+    frames = [replace(frame, seconds=frame.index * 300) for frame in make_frames([250] * 9)]
+    recorder.add(frames, brightness(frames))
+    recorder.close()
+    assert [event["end"] for event in recorder.events] == [2700] and not recorder.source.notes
 
 
 def test_thresholds_take_the_place_of_on_and_off(tmp_path):
