@@ -46,7 +46,8 @@ def open_image(source: str | Path | bytes, name: str = "", max_pixels: int = MAX
             with Image.open(file, formats=READABLE) as image:
                 width, height = image.size
                 if max_pixels < width * height <= MAX_JPEG_PIXELS:
-                    scale = next((scale for scale in (2, 4, 8) if width * height <= max_pixels * scale**2), 1)
+                    sizes = [(scale, -(-width // scale), -(-height // scale)) for scale in (2, 4, 8)]
+                    scale = next((scale for scale, wide, high in sizes if wide * high <= max_pixels), 1)
                     image.draft(None, (width // scale, height // scale))  # nothing happens to other formats
                     width, height = image.size
                 if width * height <= max_pixels:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from traffic_vlm.common.files import DataError
-from traffic_vlm.common.image_files import READABLE, list_images, open_image, select_files
+from traffic_vlm.common.image_files import READABLE, image_warnings, list_images, open_image, select_files
 
 
 RED, BLUE = Image.new("RGB", (32, 24), (250, 20, 30)), Image.new("RGB", (32, 24), "blue")
@@ -59,10 +59,31 @@ def test_as_many_pixels_as_allowed_are_read():
         open_image(encode("PNG"), max_pixels=767)
 
 
-@pytest.mark.parametrize("image_format", ["TIFF", "GIF", "PNG", "WEBP"])
+@pytest.mark.parametrize(("size", "limit", "scale"), [((80, 60), 4799, 2), ((80, 60), 300, 4), ((81, 60), 88, 8)])
+def test_a_large_jpeg_is_decoded_smaller(size, limit, scale):
+    stream, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6  # rotated: the other way round
+    RED.resize(size).save(stream, "JPEG", exif=exif)
+    image = open_image(stream.getvalue(), max_pixels=limit)
+    assert image.size == (-(-size[1] // scale), -(-size[0] // scale))
+    assert image.getpixel((1, 1)) == pytest.approx((250, 20, 30), abs=12)
+    with pytest.raises(ValueError, match=r"at most 70 in all are read"):
+        open_image(stream.getvalue(), max_pixels=70)
+
+
+def test_the_largest_photographs_of_phones_are_read(tmp_path):
+    Image.new("L", (16_320, 12_240)).save(tmp_path / "a.jpg")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert open_image(tmp_path / "a.jpg").size == (4080, 3060)
+
+
+@pytest.mark.parametrize("image_format", ["AVIF", "TIFF", "GIF", "PNG", "WEBP"])
 def test_the_first_frame_of_several_is_read_with_a_warning(image_format):
-    with pytest.warns(UserWarning, match=f"a {image_format} of several frames is read as its first frame"):
+    message = f"a {image_format} of several frames is read as its first frame"
+    with pytest.warns(UserWarning, match=message), image_warnings() as texts:
         first = open_image(encode(image_format, **PAGES)).getpixel((16, 12))
+    assert texts == [message]
     assert first == pytest.approx((250, 20, 30), abs=12)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -80,9 +101,12 @@ def test_files_that_are_no_images_are_left_out_and_counted():
 def test_images_of_folders_and_files_are_found_in_order(tmp_path):
     for name in ("10.jpg", "9.jpg", ".9.jpg", "notes.txt", "a[2].jpg"):
         (tmp_path / name).touch()
+    for name in ("day/a/1.jpg", "day/2.jpg", "night/3.txt", ".git/4.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
     found, note = list_images(tmp_path)
     assert [path.name for path in found] == ["9.jpg", "10.jpg", "a[2].jpg"]  # by number
-    assert note == "files left out: 1 hidden, 1 .txt"
+    assert note == "files left out: 2 hidden, 3 in subfolders, 1 .txt"
     assert list_images(tmp_path / "a[2].jpg") == ([tmp_path / "a[2].jpg"], "")
 
 

@@ -2,8 +2,11 @@
 
 import base64
 import io
+import struct
 import subprocess
 import warnings
+import zlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -68,6 +71,54 @@ def test_integers_beyond_bytes_are_scaled_from_their_own_range_with_a_warning(tm
         assert seen.shape == (16, 16, 3) and np.abs(seen - expected[..., None]).max() <= 0.5
     with pytest.warns(UserWarning, match="own range"):
         assert_color(to_rgb(np.full((4, 4), high, dtype)), (0, 0, 0))  # one value has no range
+
+
+def png_of_16_bits(pixels):
+    """A PNG file of uint16 [H,W,C], which Pillow does not write."""
+    height, width, channels = pixels.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    header = struct.pack(">IIBBBBB", width, height, 16, {3: 2, 4: 6}[channels], 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    chunks = [
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def tiff_of_16_bits(pixels, order="<"):
+    """An uncompressed TIFF file of uint16 [H,W,3]."""
+    height, width, _ = pixels.shape
+    data = pixels.astype(f"{order}u2").tobytes()
+    entries = [(256, 3, 1, width), (257, 3, 1, height), (258, 3, 3, 8 + len(data)), (259, 3, 1, 1), (262, 3, 1, 2)]
+    entries += [(273, 4, 1, 8), (277, 3, 1, 3), (278, 3, 1, height), (279, 4, 1, len(data))]
+    fields = b"".join(
+        struct.pack(f"{order}HHI", tag, kind, count)
+        + (struct.pack(f"{order}HH", value, 0) if (kind, count) == (3, 1) else struct.pack(f"{order}I", value))
+        for tag, kind, count, value in entries
+    )
+    head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HI", 42, 8 + len(data) + 6)
+    return head + data + struct.pack(f"{order}3HH", 16, 16, 16, len(entries)) + fields + bytes(4)
+
+
+WRITERS = {"PNG": png_of_16_bits, "TIFF": tiff_of_16_bits, "big-endian TIFF": partial(tiff_of_16_bits, order=">")}
+
+
+@pytest.mark.parametrize("bits", [10, 12, 14, 16])
+@pytest.mark.parametrize("kind", [*WRITERS, "LZW", "PNG with alpha"])
+def test_colors_of_10_to_14_bits_in_16_are_scaled_from_their_own_range(kind, bits):
+    shades = np.random.default_rng(0).integers(0, 256, (6, 5, 3))
+    shades[0, :2] = [[0, 0, 0], [255, 255, 255]]
+    pixels = np.rint(shades * ((1 << bits) - 1) / 255).astype(np.uint16)
+    alpha = np.full((6, 5, 1), (1 << bits) - 1, dtype=np.uint16)
+    content = png_of_16_bits(np.concatenate([pixels, alpha], -1)) if "alpha" in kind else None
+    content = content or WRITERS.get(kind, tiff_of_16_bits)(pixels)
+    if kind == "LZW":
+        cv2 = pytest.importorskip("cv2")
+        content = cv2.imencode(".tif", pixels[..., ::-1])[1].tobytes()
+    with warnings.catch_warnings() if bits == 16 else pytest.warns(UserWarning, match="own range"):
+        warnings.simplefilter("error" if bits == 16 else "always")
+        seen = np.asarray(to_rgb(content)).astype(int)
+    assert np.abs(seen - shades).max() <= 1
 
 
 # --- files as a viewer shows them ---
@@ -136,7 +187,8 @@ def test_all_sources_give_the_same_picture(monkeypatch, tmp_path):
     content = path.read_bytes()
     written, cells = io.BytesIO(), [{"bytes": content, "path": None}, {"bytes": None, "path": str(path)}]
     picture.save(written, "png")  # it is at its end
-    sources = [picture, array, path, str(path), encoded, "data:image/png;base64," + encoded, url]
+    safe = encoded.rstrip("=").translate({43: 45, 47: 95})  # URL-safe, without padding
+    sources = [picture, array, path, str(path), encoded, "data:image/png;base64," + encoded, safe, url]
     sources += [content, bytearray(content), memoryview(content), written, *cells]
     with open(path, "rb") as file:
         for source in [*sources, file, file]:  # twice
