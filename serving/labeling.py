@@ -25,8 +25,8 @@ from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem
 from tqdm import tqdm
 
 from ..common.answers import answer_notes
-from ..common.files import DataError
-from ..common.image_files import IMAGE_SUFFIXES, open_image, select_files
+from ..common.files import DataError, decode_text
+from ..common.image_files import IMAGE_SUFFIXES, image_warnings, open_image, select_files
 from ..common.options import option
 from ..fast_traffic_vlm import checksum
 from ..pipeline_traffic_vlm import Asked, TrafficVLMPipeline
@@ -94,7 +94,7 @@ def list_files(source: str) -> tuple[str, list[str], str]:
     """
     fs, path = open_url(source)
     if path.endswith(".txt") and os.path.isfile(path):
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+        lines = decode_text(Path(path).read_bytes()).splitlines()
         names = [os.path.join(os.path.dirname(path), line.strip()) for line in lines if line.strip()]
         return "image", list(dict.fromkeys(names)), ""
     [info] = fs.get_file_info([path])
@@ -146,7 +146,8 @@ class LabelFolder:
         name = f"part-{digest(chr(0).join(files))}.parquet"
         metadata = {"options": json.dumps(self.options), "files": json.dumps(files)}
         self.fs.create_dir(self.path)
-        table, temporary = labels.drop_columns("file").replace_schema_metadata(metadata), f"{self.path}/.{name}.tmp"
+        table, temporary = labels.drop_columns(["file", "warnings"]), f"{self.path}/.{name}.tmp"
+        table = table.replace_schema_metadata(metadata)
         pq.write_table(table, temporary, filesystem=self.fs, compression="zstd")
         self.fs.move(temporary, f"{self.path}/{name}")
 
@@ -188,14 +189,17 @@ class Labeler:
         self.options, self.kind, self.prefix = options, kind, prefix
         self.pipe = options.load(StoredImagePipeline)
         schema = SCHEMA if options.loaded_thresholds is None else SCHEMA.append(NOT_SURE)
-        self.schema = schema.append(pa.field("file", pa.string()))
+        self.schema = pa.schema([*schema, pa.field("file", pa.string()), pa.field("warnings", pa.list_(pa.string()))])
 
     def __call__(self, block: pa.Table) -> pa.Table:
-        """The labels of a block: a row for each image and question, with the file that the image was read from."""
+        """The labels of a block: a row for each image and question, with the image's file and the block's warnings."""
         images = list(self.images(block))
-        answers = self.pipe(iter(images), self.options.ask, batch_size=self.options.batch_size)
+        with image_warnings() as warnings:
+            answers = list(self.pipe(iter(images), self.options.ask, batch_size=self.options.batch_size))
         rows = [
-            {"key": image.key, "file": image.file, **item} for image, items in zip(images, answers) for item in items
+            {"key": image.key, "file": image.file, "warnings": warnings, **item}
+            for image, items in zip(images, answers)
+            for item in items
         ]
         return pa.Table.from_pylist(rows, self.schema)
 
@@ -284,7 +288,7 @@ def label(source: str, options: LabelOptions) -> None:
     if not files:
         print(f"all of {source} is labeled", file=sys.stderr)
         return
-    bad, prefix = 0, source[: source.find("://") + 3] if "://" in source else ""
+    bad, warned, prefix = 0, set[str](), source[: source.find("://") + 3] if "://" in source else ""
     blocks = -(-len(files) // options.images_per_part) if kind == "image" else len(files)
     with running_ray(options.address) as ray:
         resources, room = share_machines(ray.cluster_resources(), options.device, options.threads)
@@ -301,6 +305,10 @@ def label(source: str, options: LabelOptions) -> None:
         with tqdm(total=len(files) if kind == "image" else None, unit=" images") as bar:
             for block in labels.iter_batches(batch_size=None, batch_format="pyarrow"):
                 folder.write(block)
+                for warning in block["warnings"][0].as_py():
+                    if warning not in warned:
+                        warned.add(warning)
+                        tqdm.write(warning, file=sys.stderr)
                 problems = block["problem"].is_valid().to_numpy().reshape(-1, len(options.ask))
                 bad += int(problems.any(axis=1).sum())
                 bar.set_postfix_str(f"{bad:,} with a problem", refresh=False)

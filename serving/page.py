@@ -19,7 +19,7 @@ import gradio as gr
 from PIL import Image
 
 from ..common.answers import answer_notes, answer_text, map_strength
-from ..common.image_files import open_image
+from ..common.image_files import image_warnings, open_image
 from ..data.suggestions import suggest_questions
 from ..images_traffic_vlm import Region
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
@@ -160,7 +160,10 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
         if path:
             start = time.perf_counter()
             try:
-                picture = page.encode(path)
+                with image_warnings() as warnings:
+                    picture = page.encode(path)
+                for warning in warnings:
+                    gr.Warning(warning)
                 status = f"Image encoded in {1000 * (time.perf_counter() - start):.0f} ms."
             except ValueError as error:
                 gr.Warning(str(error), duration=None)

@@ -7,7 +7,6 @@ the cause. Ray Serve itself refuses requests beyond `--max_waiting`, and those t
 """
 
 import asyncio
-import base64
 import hashlib
 import hmac
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +17,14 @@ from cachetools import LRUCache
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from fastapi_offline import FastAPIOffline
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
 from starlette.datastructures import UploadFile
+from starlette.middleware.cors import CORSMiddleware
 
-from ..common.image_files import MAX_PIXELS, open_image
+from ..common.files import decode_text
+from ..common.image_files import MAX_PIXELS, image_warnings, open_image
 from ..common.options import option
+from ..images_traffic_vlm import decode_base64
 from .options import MAX_QUESTIONS, ModelOptions
 
 
@@ -39,22 +41,34 @@ class Settings(ModelOptions):
     max_bytes: int = option(20_000_000, "size of a request; above: 413")
     max_pixels: int = option(MAX_PIXELS, "size of an image; above: 422")
     cached_images: int = option(256, "encoded images to keep, 1.8 MB each in float32")
+    root_path: str = option("", "path at which a proxy serves this, such as /traffic")
+    allow_origin: list[str] = option([], "web pages that may ask from a browser, such as https://a.org; * for all")
 
 
-def decode_base64(value: Any) -> Any:
-    """The bytes of base64 text, which may be a data URL or have line breaks; an upload has bytes already."""
+QUESTION_NAMES = ("questions", "question", "questions[]")  # the first is documented
+
+
+def image_bytes(value: Any) -> Any:
+    """The bytes of an image in base64, or of a part of a form without a file name, which was read as Latin-1."""
     if not isinstance(value, str):
         return value
-    return base64.b64decode("".join(value.rpartition(",")[2].split()), validate=True)
+    return decode_base64(value) if value.isascii() else value.encode("latin-1")
 
 
 class AnswerRequest(BaseModel):
     """Questions about one image, which is a file in a form, or base64."""
 
     image: Annotated[
-        bytes, BeforeValidator(decode_base64), WithJsonSchema({"type": "string", "contentEncoding": "base64"})
+        bytes, BeforeValidator(image_bytes), WithJsonSchema({"type": "string", "contentEncoding": "base64"})
     ]
-    questions: list[str] = Field(min_length=1, max_length=MAX_QUESTIONS, examples=[["Is there a car?"]])
+    questions: Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = (
+        Field(
+            min_length=1,
+            max_length=MAX_QUESTIONS,
+            examples=[["Is there a car?"]],
+            validation_alias=AliasChoices(*QUESTION_NAMES),
+        )
+    )
     answer_untaught: Annotated[bool | None, Field(description="guess at what was not taught")] = None
 
 
@@ -73,6 +87,7 @@ class Answer(BaseModel):
 
 class AnswerResponse(BaseModel):
     answers: list[Answer]
+    warnings: Annotated[list[str], Field(description="about the image, if there are any")] = []
 
 
 class Problem(BaseModel):
@@ -100,16 +115,18 @@ class Service:
         self.settings, self.pipe = settings, settings.load()
         self.cache: LRUCache = LRUCache(settings.cached_images)
 
-    def answer(self, asked: AnswerRequest) -> list[dict[str, Any]]:
+    def answer(self, asked: AnswerRequest) -> AnswerResponse:
         """Items of the pipeline, one for each question. Raises a ValueError if the image cannot be read."""
         key = hashlib.sha256(asked.image).digest()
-        encoded = self.cache.get(key)
+        encoded, warnings = self.cache.get(key, (None, []))
         if encoded is None:
-            encoded = self.pipe.encode(open_image(asked.image, max_pixels=self.settings.max_pixels))
+            with image_warnings() as warnings:
+                encoded = self.pipe.encode(open_image(asked.image, max_pixels=self.settings.max_pixels))
             if self.cache.maxsize:
-                self.cache[key] = encoded
+                self.cache[key] = encoded, warnings
         untaught = self.settings.answer_untaught if asked.answer_untaught is None else asked.answer_untaught
-        return self.pipe(encoded, [text.strip() for text in asked.questions], answer_untaught=untaught)
+        items = self.pipe(encoded, [text.strip() for text in asked.questions], answer_untaught=untaught)
+        return AnswerResponse.model_validate({"answers": items} | ({"warnings": warnings} if warnings else {}))
 
 
 async def check_key(
@@ -136,6 +153,8 @@ async def read_body(request: Request) -> bytes | dict[str, Any]:
         return message
 
     limited = Request(request.scope, receive)
+    if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
+        raise HTTPException(415, f"the body is compressed ({encoding}): send it without compression")
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type == "application/json":
         return await limited.body()
@@ -144,24 +163,37 @@ async def read_body(request: Request) -> bytes | dict[str, Any]:
         raise HTTPException(415, f"{expected}, got {content_type or 'none'}")
     async with limited.form(max_files=1, max_part_size=max_bytes) as form:
         body: dict[str, Any] = dict(form)
-        if "questions" in form:
-            body["questions"] = form.getlist("questions")
-        if isinstance(body.get("image"), UploadFile):
-            body["image"] = await body["image"].read()
+        if questions := [text for name, text in form.multi_items() if name in QUESTION_NAMES]:
+            body["questions"] = questions
+        if isinstance(file := body.get("image", body.get("")), UploadFile):
+            body["image"] = await file.read()
         return body
 
 
 def answer_body(service: Service, body: bytes | dict[str, Any]) -> AnswerResponse:
     """The response to a body. Runs in the thread with the model. Raises an `HTTPException` 422."""
     try:
-        read = AnswerRequest.model_validate_json if isinstance(body, bytes) else AnswerRequest.model_validate
-        return AnswerResponse.model_validate({"answers": service.answer(read(body))})  # type: ignore[arg-type]
+        if isinstance(body, bytes):
+            return service.answer(AnswerRequest.model_validate_json(decode_text(body)))
+        return service.answer(AnswerRequest.model_validate(body))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
         raise HTTPException(422, f"{place}: {message}" if place else message) from error
     except ValueError as error:
         raise HTTPException(422, str(error)) from error
+
+
+class RootPath:
+    """ASGI middleware: the app is at a path of a proxy, which may remove this path from requests or leave it."""
+
+    def __init__(self, app: Any, root: str):
+        self.app, self.root = app, root
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope.get("path", "")
+        path = path if path.startswith(f"{self.root}/") else self.root + path
+        await self.app({**scope, "root_path": self.root, "path": path}, receive, send)
 
 
 router = APIRouter()
@@ -194,10 +226,15 @@ def build_app(settings: Settings, api_key: str | None = None) -> FastAPI:
         redoc_url=None,
         swagger_ui_parameters={"validatorUrl": None},
     )
+    if root := settings.root_path.strip("/"):
+        app.add_middleware(RootPath, root=f"/{root}")
+    app.add_middleware(
+        CORSMiddleware, allow_origins=settings.allow_origin, allow_headers=["*"], allow_methods=["POST"]
+    )
     app.state.service, app.state.api_key, app.state.model_thread = Service(settings), api_key, ThreadPoolExecutor(1)
     app.include_router(router, dependencies=[Depends(check_key)] if api_key else [])
 
-    @app.get("/healthz", include_in_schema=False)
+    @app.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -82,10 +83,32 @@ def test_answers_are_the_items_of_the_pipeline(client):
     text = base64_of(png())
     forms = (text, f"data:image/png;base64,{text}", "\r\n".join(text[i : i + 76] for i in range(0, len(text), 76)))
     responses = [client.post("/v1/answer", json={"image": form, "questions": QUESTIONS}) for form in forms]
-    # A text field of a form can hold base64, too.
-    responses += [ask(client), client.post("/v1/answer", files={"image": (None, text)}, data={"questions": QUESTIONS})]
+    safe = {"image": base64.urlsafe_b64encode(png()).decode().rstrip("="), "questions[]": QUESTIONS}
+    for encoding in ("utf-8-sig", "utf-16", "utf-16-be"):
+        body, headers = json.dumps(safe).encode(encoding), {"content-type": "application/json"}
+        responses.append(client.post("/v1/answer", content=body, headers=headers))
+    # A text field of a form can hold base64, too; a part without a file name, or without a name, is an image.
+    for name, part in (("image", (None, text)), ("image", (None, png())), ("", ("a.png", png()))):
+        for questions in ("questions", "question", "questions[]"):
+            responses.append(client.post("/v1/answer", files={name: part}, data={questions: QUESTIONS}))
+    responses.append(ask(client))
     for response in responses:
         assert response.status_code == 200 and response.json()["answers"] == [close_to(item) for item in items]
+
+
+def test_one_question_need_not_be_a_list(client):
+    for name in ("questions", "question"):
+        response = client.post("/v1/answer", json={"image": base64_of(png()), name: RAINING})
+        assert [item["question"] for item in response.json()["answers"]] == [RAINING]
+
+
+def test_warnings_about_an_image_are_in_each_response(client):
+    stream = io.BytesIO()
+    Image.new("L", (9, 9)).save(stream, "gif", save_all=True, append_images=[Image.new("L", (9, 9), 99)])
+    for _ in range(2):  # the second time from the cache
+        response = ask(client, stream.getvalue()).json()
+        assert response["warnings"] == ["a GIF of several frames is read as its first frame"]
+    assert "warnings" not in ask(client).json()
 
 
 def test_thresholds_and_a_region_are_those_of_the_settings(start, client, tmp_path):
@@ -157,6 +180,10 @@ def test_a_bad_body_is_refused(client):
     assert post(b"[1]", "application/json") == 422
     assert "image: Field required" in client.post("/v1/answer", data={"questions": [RAINING]}, files={"a": b"x"}).text
     assert post(b"x", "text/plain") == 415
+    gzip = client.post(
+        "/v1/answer", content=b"x", headers={"content-type": "application/json", "content-encoding": "gzip"}
+    )
+    assert gzip.status_code == 415 and "compressed (gzip): send it without compression" in gzip.json()["detail"]
     assert post(b"x", "multipart/form-data") == 400
     for content_type in ("application/json", "multipart/form-data; boundary=a"):
         assert post(b"x" * 300_001, content_type) == 413
@@ -186,6 +213,16 @@ def test_answers_require_the_key(start):
         for headers in ({"X-API-Key": "secret"}, {"Authorization": "Bearer secret"}):
             assert ask(client, headers=headers).status_code == 200
         assert [client.get(path).status_code for path in ("/healthz", "/docs", "/openapi.json")] == [200] * 3
+
+
+def test_a_proxy_and_pages_of_named_origins_can_ask(start):
+    with start(root_path="/traffic/", allow_origin=["https://a.test"]) as client:
+        for root in ("", "/traffic"):  # a proxy may remove its path
+            assert client.head(f"{root}/healthz").status_code == 200
+            assert client.get(f"{root}/static-offline-docs/swagger-ui.css").status_code == 200
+        assert "'/traffic/openapi.json'" in client.get("/docs").text
+        for origin, allowed in (("https://a.test", "https://a.test"), ("https://b.test", None)):
+            assert ask(client, headers={"origin": origin}).headers.get("access-control-allow-origin") == allowed
 
 
 def test_the_docs_page_loads_nothing_from_outside(client):
