@@ -4,13 +4,12 @@ import io
 import os
 import re
 import tarfile
-import time
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tiny import save_folder, start_process, tiny_model
+from tiny import save_folder, tiny_model
 
 
 pa = pytest.importorskip("pyarrow")
@@ -261,32 +260,3 @@ def test_each_kind_of_input_gives_the_same_labels_and_its_keys(model, tmp_path, 
         assert len(rows) == 12 and answers == expected and [good for _, good in answers] == [True] * 10 + [False] * 2
     with pytest.raises(DataError, match="has no column 'image'; its columns are picture, id"):
         label(str(tables), label_options(tmp_path / "out", model))
-
-
-@pytest.mark.slow
-def test_a_damaged_tar_ends_the_run(model, tmp_path, ray):
-    write_tar(write_images(tmp_path / "in", {}) / "cut.tar")
-    os.truncate(tmp_path / "in/cut.tar", 3000)
-    with pytest.raises(OSError, match="Ray has failed: "):
-        label(str(tmp_path / "in"), label_options(tmp_path / "out", model, actors=1))
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_a_killed_run_is_continued_and_each_image_is_labeled_once(model, tmp_path, ray, capsys):
-    contents = {f"{index:03d}.png": encoded_image(index) for index in range(199)} | {"broken.png": b"no image"}
-    images, output = write_images(tmp_path / "in", contents), tmp_path / "out"
-    command = ["label.py", images, "--output_dir", output, "--model", model, "--device", "cpu", "--threads", "1"]
-    command += ["--min_score", "0", "--images_per_part", "1", "--actors", "1"]
-    command += ["--address", ray.get_runtime_context().gcs_address]
-    with start_process(*command, "--ask", QUESTIONS[0]) as run:
-        while not list(output.glob("*.parquet")):
-            assert run.poll() is None, run.communicate()[1]
-            time.sleep(0.02)
-        run.kill()  # not its workers, which end later
-    assert len(list(output.glob("*.parquet"))) < len(contents)
-    label(str(images), label_options(output, model, images_per_part=50, batch_size=32, actors=1))
-    assert "1 with a problem" in capsys.readouterr().err
-    label_files(sorted(images.iterdir()), tmp_path / "unbroken", model, batch_size=32)
-    unbroken = sorted(pq.read_table(tmp_path / "unbroken").to_pylist(), key=lambda row: row["key"])
-    assert unbroken == rows_of(output)

@@ -1,8 +1,6 @@
 """The demo page: its answers, its errors, its use in a browser, and how it ends."""
 
-import signal
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -140,15 +138,6 @@ def test_words_of_maps_are_content_words_and_the_first_is_one_that_does_not_fade
     assert dict(choices)["car · Is there a car on the left?"] == first
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_both_signals_end_the_page_also_as_a_background_job(run_script, number):
-    """Shells let background jobs ignore SIGINT."""
-    signal.signal(number, signal.SIG_IGN)
-    run_script("../app.py", "--model", "missing", status=2)
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(number)
-
-
 @pytest.mark.slow
 def test_the_page_ends_in_order(photo, tmp_path):
     httpx = pytest.importorskip("httpx")
@@ -171,30 +160,6 @@ def test_the_page_ends_in_order(photo, tmp_path):
         assert app.wait(timeout=60) == 0 and not upload.exists()
     finally:
         app.kill()
-
-
-@pytest.mark.slow
-def test_all_pictures_of_a_session_are_deleted_after_a_time(page, photo, tmp_path, monkeypatch):
-    gradio_client = pytest.importorskip("gradio_client")
-    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
-    monkeypatch.setattr(page_module, "DELETING", (1, 3))  # seconds
-    blocks = page_module.build_page(page.pipe)
-    site = page_module.launch(blocks, quiet=True, prevent_thread_lock=True)
-    client = gradio_client.Client(site, verbose=False, download_files=False)
-    try:
-        shown, *_ = client.predict(gradio_client.handle_file(photo), api_name="/choose_upload")
-        _, table, words = client.predict("Is there a car?", api_name="/ask")
-        overlay, _ = client.predict(words["value"], api_name="/overlay")
-        assert "<td>Is there a car?</td>" in table
-        pictures = [Path(picture["path"]) for picture in (shown, overlay)]
-        assert all(path.is_relative_to(tmp_path) for path in pictures)
-        deadline = time.monotonic() + 60
-        while any(path.exists() for path in pictures) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
-        assert set(left) <= {path.name for path in page_module.EXAMPLES}
-    finally:
-        blocks.close()
 
 
 @pytest.mark.slow

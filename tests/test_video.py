@@ -297,5 +297,5 @@ def test_jpeg_files_over_http_have_the_times_of_the_clock(tmp_path):
     with TCPServer(parts, hang_up=False) as address:
         source = VideoSource(address.replace("tcp", "http"), clock=count(100, 7).__next__)
         assert source.is_live and [frame.seconds for frame in islice(source.frames(), 4)] == [0, 7, 14, 21]
-    with TCPServer(parts, hang_up=False) as address, pytest.raises(ValueError, match="live .* omit --frame_rate"):
+    with TCPServer(parts, hang_up=False) as address, pytest.raises(ValueError, match=r"live .* omit --frame_rate"):
         open_source(address.replace("tcp", "http"), frame_rate=5)

@@ -11,7 +11,6 @@ import signal
 import threading
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,7 +33,6 @@ from traffic_vlm.serving.video import Frame, open_source  # noqa: E402
 QUESTIONS = ["Is there a pedestrian?", "Is there a bus?"]
 COLOR = "What color is the traffic light?"
 LINES = ["yes, 0.90  Is there a pedestrian?", "no, 0.90  Is there a bus?"]
-FULL = Path("/dev/full")
 
 
 def make_frames(levels):
@@ -258,15 +256,6 @@ class LinesOnly:
         pass
 
 
-def test_the_video_shows_the_answers_of_each_frame(tmp_path):
-    recorder, frames = make_recorder(tmp_path, video=LinesOnly()), list(make_frames([20, 250]))
-    recorder.add(frames, brightness(frames))
-    first, second = recorder.video.frames
-    recorder.close()
-    assert first == (0.0, ["no, 0.92  Is there a pedestrian?", "yes, 0.92  Is there a bus?"])
-    assert second == (0.1, ["yes, 0.98  Is there a pedestrian?", "no, 0.98  Is there a bus?"])
-
-
 def test_an_annotated_video_can_be_played_after_a_kill(tmp_path):
     annotated = AnnotatedVideo(tmp_path / "open.mp4", 10)
     for index in range(150):
@@ -384,16 +373,6 @@ def test_frames_that_cannot_be_read_cost_only_themselves(command, tmp_path):
     assert "frames that cannot be read are skipped; the first error: 1.jpg cannot be read as an image" in errors
     assert [row["frame"] for row in read_csv(tmp_path / "out/timeline.csv")] == ["1"]
     assert json.loads((tmp_path / "out/summary.json").read_text())["broken"] == 1
-
-
-@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
-def test_a_full_disk_ends_the_run_with_2_and_keeps_the_timeline(command, tmp_path):
-    (tmp_path / "seen.mp4").symlink_to(FULL)
-    clip = encode(tmp_path / "clip.mp4", noise(40, (320, 320)))
-    status, errors = command(clip, *CAR, "--video", tmp_path / "seen.mp4", "--overwrite", "--shortest", 0)
-    assert status == 2 and "seen.mp4: cannot be written: No space left on device" in errors
-    assert len(read_csv(tmp_path / "out/timeline.csv")) > 5
-    assert json.loads((tmp_path / "out/summary.json").read_text())["ended_by"] == "an error"
 
 
 def test_a_password_is_nowhere(command, tmp_path):
