@@ -39,7 +39,7 @@ from ..common.image_files import open_image, select_files
 from .formats import Problems, Record, load_mapping, read_source
 from .formats.drafting import draft_mapping
 from .formats.names import find_by_name, index_files, plain_name
-from .formats.reading import Folder, decode_text, reading, split_lines
+from .formats.reading import Folder, parse_text, reading, split_lines
 from .formats.scene_labels import read_scene_labels, with_scene_labels
 from .near_duplicates import hash_file, near_duplicate_groups
 from .questions import Balancer, Question, ask, has_question, rebalance
@@ -589,10 +589,11 @@ def _image_problem(path: str) -> str:
 
 def _read_metadata(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(file:line, row) of each line. A cell of a CSV file is one text, or a JSON list."""
-    with reading(path):
-        text = decode_text(path.read_bytes())
+    with reading(path), path.open("rb") as file:
+        text = parse_text(file)
         if path.suffix == ".csv":
-            reader = csv.DictReader(io.StringIO(text))
+            header = text.partition("\n")[0]
+            reader = csv.DictReader(io.StringIO(text), delimiter=max(",;\t", key=header.count))
             for cells in reader:
                 where = f"{path}:{reader.line_num}"
                 lists = {key: [cells.get(key)] for key in ("questions", "answers")}

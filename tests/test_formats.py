@@ -3,6 +3,7 @@
 import json
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -136,14 +137,16 @@ def case(format: str, files: dict[str, Any], *objects: SceneObject, problem: str
 
 CAR, LEFT = boxed("car", *BOX), boxed("car", 0, 0, 140, 70)
 CROWD, HIDDEN = replace(CAR, is_instance=False), replace(CAR, visible=0.7)
+TURNED = boxed("car", 225, 15, 235, 115)  # a box of 100 × 10, by 90 degrees
+LVIS = [{"id": i, "name": name} for i, name in enumerate(NAMES[:3])]
 FILLED = boxed("car", *BOX, area=280.0 * 140, coverage=((1.0,) * 14,) * 14, is_instance=False)
 HALF = replace(FILLED, area=140.0 * 140, box=(0.0, 0.0, 140.0, 140.0), coverage=((1.0,) * 7 + (0.0,) * 7,) * 14)
 OUTLINES = [[0, 0, 280, 0, 280, 140], [0, 140, 9, 140, 9, 99]]
 KEYPOINTS = {"data.yaml": "names: [Car]\nkpt_shape: [3, 2]"}
 FRAMES = [json.dumps(frame(bdd("Car", *BOX), name=name), ensure_ascii=False) for name in ("a", "b\u2028")]
 READ = [
-    case("coco", {"labels.json": coco(("Car", [10, 20, 30, 40]), ("Motor-Bike", [-10, 0, 20, 10]), ("bench", BOX))},
-         boxed("car", 10, 20, 40, 60), boxed("motorcycle", 0, 0, 10, 10, visible=0.5)),
+    case("coco", {"labels.json": coco(("Car", [10, 20, 30, 40]), ("Motor-Bike", [-2, 0, 20, 10]), ("bench", BOX))},
+         boxed("car", 10, 20, 40, 60), boxed("motorcycle", 0, 0, 18, 10, visible=0.9)),
     case("coco", {"labels.json": coco(
             ("Car", {"bbox": [20, 40, 60, 80], "area": 100, "iscrowd": 1, "segmentation": [[1]]}),
             ("Car", {"bbox": [20, 40, 60, 80], "area": 4800, "segmentation": []}),
@@ -153,11 +156,27 @@ READ = [
     case("coco", {"labels.json": coco(("DontCare", BOX))}, uncertain={"car", "vehicle", "pedestrian"}),
     case("coco", {"labels.json": coco(("Car", BOX), ("Car", BOX))}, CAR, problem="label listed twice"),
     *[case("coco", {"labels.json": named(name)}, CAR)
-      for name in ("./a.jpg", "images\\a.jpg", "C:\\data\\a.jpg", "/home/me/images/a.jpg", "a", "a.JPG", "%61.jpg")],
+      for name in ("./a.jpg", "images\\a.jpg", "C:\\data\\a.jpg", "/home/me/images/a.jpg", "a", "a.JPG", "%61.jpg",
+                   "https://host/b/a.jpg?Credential=1/2&d=3", "/data/local-files/?d=b%5Ca.jpg", "s3://b/a.jpg?d=a.png")],
+    case("coco", {"labels.json": coco(("Car", BOX), images=[{"id": 7, "coco_url": "http://host/val/a.jpg"}])}, CAR),
+    *[case("coco", {"labels.json": coco(("Car", BOX), categories=LVIS, images=[{"id": 7, "file_name": "a"} | more])}, CAR,
+           uncertain=lost)
+      for more, lost in [  # absent, and labeled in part
+        ({"neg_category_ids": [1, 2]}, ()),
+        ({"neg_category_ids": [1], "not_exhaustive_category_ids": []}, {"motorcycle", "vehicle"}),
+        ({"not_exhaustive_category_ids": [0]}, {"car", "vehicle", "motorcycle", "pedestrian"}),
+    ]],
     *[case("coco", {"labels.json": named(a), f"images/{b}": SIZE}, CAR, problem="image not listed")
       for a, b in [("my%20b.jpg", "my b.jpg"), ("b.png", "b.PNG"), (NFC, f"{NFD}.jpg"), ("a.JPG", "a.png")]],
     *[case("coco", {"labels.json": coco(("Car", {"bbox": BOX, "iscrowd": a}))}, CAR) for a in ("0", "false", None)],
-    *[case("coco", {"labels.json": coco(("Car", {"bbox": BOX, "iscrowd": a}))}, CROWD) for a in (1, "true", 1.0)],
+    *[case("coco", {"labels.json": coco(("Car", {"bbox": BOX, key: a}))}, CROWD)
+      for key, a in [("iscrowd", 1), ("iscrowd", "true"), ("iscrowd", 1.0), ("ignore", 1), ("ignore", True)]],
+    *[case("coco", {"labels.json": coco(("Car", {"bbox": a, "attributes": more, "segmentation": []}))}, item)
+      for a, more, item in [  # of CVAT
+        ([180, 60, 100, 10], {"rotation": 90.0}, boxed("car", 225, 15, 235, 115)),
+        ([100, 50, 40, 40], {"rotation": "45"}, boxed("car", 91.715729, 41.715729, 148.284271, 98.284271)),
+        (BOX, {"rotation": 0.0, "occluded": True}, HIDDEN),
+    ]],
     *[case("coco", {"labels.json": coco(("Car", {"bbox": a, "segmentation": OUTLINES}))}, CAR)
       for a in (None, ["0", 0, 280, 140])],
     *[case("coco", {"labels.json": named("a.jpg") | {
@@ -169,8 +188,11 @@ READ = [
         BOM + b"0 0.25 0.25 0.5 0.5",
         "0 0 0 .5 0 .5 .5 0 .5",  # an oriented box
     ]],
-    case("yolo", {"labels/a.txt": "0 -.1 0 .5 -.1 .5 .5 0 .5"}, replace(LEFT, visible=pytest.approx(25 / 36))),
+    case("yolo", {"labels/a.txt": "0 -.05 0 .5 -.05 .5 .5 0 .5"}, replace(LEFT, visible=pytest.approx(25 / 30.25))),
     case("yolo", {"labels/a.txt": "0 .25 .5 .75 1 .25 1"}, boxed("car", 70, 70, 210, 140)),  # an outline
+    case("yolo", {"labels/a.txt": "0 .4 .4 .6 .4 .6 .6 .4 .6"}, boxed("car", 112, 56, 168, 84)),  # an oriented box
+    case("yolo", {"labels/a.txt": f"0 .4 .4 .5 .4 .6 .6 .4 .6 .4 .5\n0 {' .5 .6' * 6}{' .6 .5' * 6}"},  # of two lengths
+         boxed("car", 112, 56, 168, 84), boxed("car", 140, 70, 168, 84)),
     *[case("yolo", KEYPOINTS | {"labels/a.txt": f"0 .25 .25 .5 .5 {a}"}, LEFT) for a in ("", ".9 .9 .9 .9 .9 .9")],
     case("yolo", {"labels/a.txt": ""}),
     *[case("yolo", files | {"labels/a.txt": "1 0.5 0.5 1 1"}, CAR) for files in [
@@ -178,6 +200,7 @@ READ = [
         {"classes.txt": None, "labels/classes.txt": "man\nCar"},
         {"data.yaml": BOM + b"names: [man,\n  Car]  # two\npath: 1"},
         {"data.yaml": "names: {3: man, 1: Car}"},
+        {"classes.txt": "man\r\nCar".encode("utf-16")},
     ]],
     *[case(format, {f"images/{a}.JPG": SIZE, path.format(b): FILES[format][1]}, CAR, CAR)
       for format, path in [("yolo", "labels/{}.txt"), ("voc", "annotations/{}.xml")]
@@ -188,14 +211,24 @@ READ = [
          boxed("car", 10, 20, 30, 60, visible=0.7), boxed("pedestrian", 0, 0, 40, 40, visible=0.0)),
     case("voc", {"annotations/a.xml": voc((" Car", " 1 ", "1", 280, 140, "<truncated>\n1</truncated>"))}, HIDDEN),
     case("voc", {"annotations/a.xml": BOM + XML.encode()}, CAR),
+    *[case("voc", {"annotations/a.xml": f"<annotation><object><name>Car</name>{shape}</object></annotation>"}, item)
+      for shape, item in [
+        ("<robndbox><cx>230</cx><cy>65</cy><w>100</w><h>10</h><angle>1.570796327</angle></robndbox>", TURNED),
+        ("<bndbox><xmin>181</xmin><ymin>61</ymin><xmax>280</xmax><ymax>70</ymax></bndbox><attributes><attribute><name>"
+         "rotation</name><value>-90.0</value></attribute></attributes>", TURNED),
+        ("<polygon><x1>225</x1><y1>15</y1><x2>235</x2><y2>60</y2><x3>230</x3><y3>115</y3></polygon>", TURNED),
+        ("<polygon><pt><x>225</x><y>15</y></pt><pt><x>235</x><y>115</y></pt></polygon><occluded>1</occluded>",
+         replace(TURNED, visible=0.7)),
+    ]],
     case("kitti", {"labels/a.txt": "Car 0.50 1 -1.57 10.0 20.0 30.0 40.0 1.5 1.6 3.7 1 2 10 0\n"
                                    "man 0.00 3 0.2 100 20 130 90 1.5 1.6 3.7 1 2 10 0\n"
                                    "DontCare -1 -1 -10 50 60 69 69\n"},  # less than a patch of 20 × 10
          boxed("car", 10, 20, 30, 40, visible=0.35), boxed("pedestrian", 100, 20, 130, 90, visible=0.0)),
     case("kitti", {"labels/a.txt": BOM + b"motor bike 0 0 0 0 0 280 140 1 1 1 1 1 1 1 0.9\r\n"},
          replace(CAR, category="motorcycle")),
-    *[case("bdd100k", {"labels.json": [frame(bdd("Car", *BOX, occluded=flag))]}, item)
-      for flag, item in [("true", HIDDEN), (1, HIDDEN), ("false", CAR), (None, CAR)]],
+    *[case("bdd100k", {"labels.json": [frame(bdd("Car", *BOX, **{key: flag}))]}, item)
+      for key, flag, item in [("occluded", "true", HIDDEN), ("occluded", 1, HIDDEN), ("occluded", "false", CAR),
+                              ("truncated", None, CAR), ("crowd", True, CROWD), ("crowd", False, CAR)]],
     case("bdd100k", {"labels.json": {"frames": [frame(bdd("Car", *BOX))]}}, CAR),
     case("bdd100k", {"labels.json": "\n".join(FRAMES)}, CAR, problem="missing image"),  # U+2028 ends no line
     case("masks", {"masks/a.png": np.where(np.arange(280) < 140, MASK, 255).astype(np.uint8)}, HALF),  # 255: no label
@@ -314,6 +347,9 @@ BAD_INPUT = [
       for box, message in [
         ([-50, 20, 30, 40], "[-50, 20, 30, 40] of 'Car' lies outside its image of 280 × 140"),
         ([10, 20, 0, 40], "[10, 20, 0, 40] of 'Car' has no size"),
+        ([10, 20, -30, 40], "[10, 20, -30, 40] of 'Car' has a width that is negative"),
+        ([10, 20, 30, -4], "[10, 20, 30, -4] of 'Car' has a height that is negative"),
+        ([200, 100, 160, 80], "[200, 100, 160, 80] of 'Car' lies to 75% outside its image of 280 × 140"),
         ([10, 20, float("nan"), 4], "[10, 20, nan, 4] of 'Car' is not four numbers"),
         (["10,5", 20, 30, 4], "['10,5', 20, 30, 4] of 'Car' is not four numbers: decimals need a point"),
         (None, "None of 'Car' is not four numbers"),
@@ -331,7 +367,11 @@ BAD_INPUT = [
           count=2)
       for ids, message in [((1, 2), "[0] (1): image a.jpg is listed 2 times"), ((1, 1.0), "[0] (1): another image")]],
     *[bad("coco", {"labels.json": text}, "bad file", "labels.json: ")
-      for text in ("{", "[]", '{"images": {}, "annotations": 1, "categories": 2}')],
+      for text in ("{", "[]", '{"images": {}, "annotations": 1, "categories": 2}', json.dumps(coco()).encode("utf-16-le"))],
+    bad("coco", {"labels.json": coco(annotations=[{"image_id": 7, "segments_info": []}])}, "bad file",
+        "cannot be read: it is panoptic COCO: use instances_*.json of the same images"),
+    bad("coco", {"labels.json": coco(images=[{"id": 7, "file_name": "a.jpg", "width": -280, "height": 140}])},
+        "image size", "the size -280 × 140 of its annotation is negative"),
     bad("coco", {"labels.json": coco(images=[3])}, "bad record", "images[0]: is not a JSON object"),
     *[bad(format, {"labels/a.txt": f"\n{row}\n"}, "bad record", f"labels/a.txt:2: {row!r} is not a", EVERYTHING)
       for format, row in [
@@ -350,11 +390,17 @@ BAD_INPUT = [
         ("0 0.5 0.5 0.2 0.2 0.9", "has 5 numbers; it needs 4 for a box, or an even count for an outline"),
         ("0 0.5 0.5 0.2 0.2 0.9 12", "is not in fractions of the image"),  # a confidence and the id of a track
         ("0 0.5 0.5 0.2 0.2 0.5 0.5 2", "has 7 numbers; it needs 4 for a box, or an even count for an outline"),
+        ("0 0.5 0.5 0.2 0.2 0.9 1", "has 6 numbers; it needs 4 for a box, or an even count for an outline that"),
+        ("0 0.5 0.5 0.4 0.4 0.4 0.4 0.6 0.5", "has 8 numbers; it needs 4 for a box, or an even count for an outline that"
+         ' cannot be keypoints: keypoints need "kpt_shape" in data.yaml'),
+        ("0 0.5 0.5 0.4 0.4 0.4 0.4 1 0.6 0.5 2", "has 10 numbers; it needs"),
     ]],
     bad("yolo", {"labels/a.txt": "0 0.5 0.5 1 1 0.5 0.5", "data.yaml": "names: [Car]\nkpt_shape: [2, 2]"},
         "bad box", "has 6 numbers; by kpt_shape of data.yaml it needs 4 + 4", CARS),
     *[bad("yolo", {"data.yaml": text}, "bad file", "data.yaml: class names cannot be read: ")
-      for text in ("", "names: A", "names: [", "names: {x: A}")],
+      for text in ("", "names: [", "names: {x: A}")],
+    *[bad("yolo", {"data.yaml": f"names: {text}"}, "bad file", f"names must be a list, or {{id: name}}, got {got}")
+      for text, got in [("car", "'car'"), ("[[car]]", "[['car']]"), ("{0: [car]}", "{'0': ['car']}")]],
     bad("yolo", {"data.yaml": "names: [Car]\nkpt_shape: 17"}, "bad file", "kpt_shape is not [number of keypoints, 2"),
     *[bad("yolo", files | {"labels/a.txt": f"{i} 0.5 0.5 1 1"}, f"unknown class '{name}'",
           f"labels/a.txt:1: class '{name}'", EVERYTHING)
@@ -373,8 +419,10 @@ BAD_INPUT = [
     ]],
     bad("kitti", {"images/b.png": SIZE}, "image without annotation", "images/b.png: has no annotation in", ()),
     bad("kitti", {"labels/a.txt": b"\xff\xfe\xff"}, "bad file", "labels/a.txt: cannot be read"),
+    *[bad("yolo", {"labels/a.txt": LINE.encode(name)}, "bad file", "zero bytes, as UTF-16 without a byte-order mark")
+      for name in ("utf-16-le", "utf-16-be")],
     bad("voc", {"annotations/a.xml": "<annotation>"}, "bad file", "a.xml: cannot be read: no element"),
-    bad("voc", {"annotations/a.xml": "<annotations/>"}, "bad file", "its root is <annotations>, not <anno"),
+    bad("voc", {"annotations/a.xml": "<annotations/>"}, "bad file", "its root is <annotations>, not <annotation>, as X"),
     bad("voc", {"annotations/a.xml": voc(size=(9, 9))}, "image size", "280 × 140, its annotation is for 9 × 9"),
     *[bad("voc", {"annotations/a.xml": voc(("Car", *box))}, "bad box", message, CARS)
       for box, message in [((9, 9, "x", 9), "a.xml, object 0: box ['9', '9', 'x', '9'] of"),
@@ -386,7 +434,7 @@ BAD_INPUT = [
     bad("bdd100k", {"labels.json": [frame(4)]}, "unknown class 'None'", "(a.jpg), label 0: class", EVERYTHING),
     bad("bdd100k", {"labels.json": "[1, }"}, "bad file", "labels.json: cannot be read: Expecting value"),
     bad("masks", {"masks/a.png": np.zeros((70, 140), np.uint8)}, "image size", "the mask is 140 × 70"),
-    bad("masks", {"masks/a.png": Image.new("RGB", SIZE, "red")}, "bad mask", "has colors (RGB) in"),
+    bad("masks", {"masks/a.png": Image.new("RGB", SIZE, "red")}, "bad mask", "has colors in"),
     *[bad("masks", {"masks/a.tif": Image.new("F", SIZE, a), "masks/a.png": None}, "bad mask", f"such as {a}")
       for a in (0.5, float("inf"))],
     *[bad("masks", {"masks/a.png": np.full((140, 280), a, np.uint8)}, f"unknown class 'id {a}'", "a.png: class",
@@ -412,6 +460,24 @@ def test_a_lost_light_makes_lights_and_their_states_uncertain(tmp_path):
     keys = {"exhaustive": ["traffic light"], "attributed": {"traffic light": ["state"]}}
     [record], problems = read(tmp_path, source(tmp_path, "coco", files, **keys))
     assert problems.counts == {"bad box": 1} and not record.scene.exhaustive and not record.scene.attributed
+
+
+@pytest.mark.parametrize(
+    ("format", "files", "message"),
+    [
+        ("coco", {"labels.json": coco(*[("Car", [150 + i, 70, 200, 90]) for i in range(3)])}, "3 of 3 boxes leave"),
+        ("yolo", {"labels/a.txt": "0 0.6 0.5 0.9 0.8\n0 0.7 0.9 0.8 1\n0 0.1 0.1 0.2 0.2"}, "2 of 3 boxes leave"),
+        ("yolo", {"labels/a.txt": "0 0.6 0.5 0.9 0.8\n0 0.7 0.9 0.8 1"}, ""),  # too few to tell
+        ("yolo", {"labels/a.txt": "0 0.7 0.9 0.8 1\n0 0.7 0.2 0.2 0.2\n0 0.1 0.1 0.2 0.2"}, ""),
+    ],
+)
+def test_corners_in_place_of_sizes_are_suspected(tmp_path, format, files, message):
+    [record], problems = read(tmp_path, source(tmp_path, format, files))
+    found = [text for text in problems.messages if "leave their image: are these corners?" in text]
+    assert bool(found) == bool(message) and message in "".join(found)
+    assert problems.counts["bad box"] + len(record.scene.objects) == len(
+        files.get("labels/a.txt", "0\n0\n0").split("\n")
+    )
 
 
 def test_two_names_of_one_class_id_are_an_error(tmp_path):
@@ -488,9 +554,12 @@ class CountingFolder(Folder):
         super().__init__(root)
         self.opened = Counter[Path]()
 
-    def open(self, path: Path) -> BinaryIO:
-        self.opened[path] += 1
-        return super().open(path)
+    def read(self, path: Path, parse: Callable[[BinaryIO], Any], *args: Any, **kwargs: Any) -> Any:
+        def count(file: BinaryIO) -> Any:
+            self.opened[path] += 1
+            return parse(file)
+
+        return super().read(path, count, *args, **kwargs)
 
 
 @pytest.mark.parametrize("format", LABELS)
@@ -502,7 +571,7 @@ def test_the_classes_and_splits_of_a_folder_are_drafted(tmp_path, format):
     folder = CountingFolder(tmp_path)
     mapping, _ = draft_mapping(folder, tmp_path / "draft.json")
     assert read_source(folder, mapping) and set(folder.opened.values()) == {1}
-    walked = ["labels/train", "images/train"] if format == "yolo" else ["."]
+    walked = ["images/train", "labels/train"] if format == "yolo" else ["."]
     assert [path.relative_to(tmp_path).as_posix() for path in folder.walked] == walked
     assert mapping.format == format and mapping.exhaustive == {"car", "motorcycle"}
     for split, names in {"train": ["1.jpg", "2.jpg"], "val": ["3.jpg"]}.items():
@@ -555,9 +624,73 @@ def test_what_a_source_says_is_exhaustive_is_drafted(tmp_path):
     assert f"Left out: {tmp_path}/val.json: cannot be read" in notes
 
 
+def test_exhaustive_is_what_each_coco_file_labels_and_two_categories_of_one_name_are_one_class(tmp_path):
+    files: dict[str, Any] = {f"{split}/a.jpg": SIZE for split in ("train", "val")}
+    for split, names in {"train": ["car", "car", "person"], "val": ["car", "bus", "Person"]}.items():
+        files[f"{split}.json"] = coco(
+            ("Car", BOX), categories=[{"id": i, "name": name} for i, name in enumerate(names)]
+        )
+        files[f"{split}.json"]["annotations"] += [
+            {"image_id": 7, "category_id": i, "bbox": [0, 0, 9, 9]} for i in (1, 2)
+        ]
+    mapping = draft(tmp_path, files)
+    assert mapping.exhaustive == {"car", "person"}
+    [record], problems = read(tmp_path, mapping)
+    assert [item.category for item in record.scene.objects] == ["car", "car", "person"]
+    assert record.scene.exhaustive == {"car", "person"} and not problems.counts
+
+
+def test_yolo_1_1_of_cvat_is_drafted(tmp_path):
+    files: dict[str, Any] = {
+        "obj.names": "car\nbus\n",
+        "obj.data": "classes = 2",
+        "train.txt": "data/obj_train_data/1.jpg",
+    }
+    for folder in ("obj_train_data/frames", "obj_Validation_data"):
+        files |= {f"{folder}/1.jpg": SIZE, f"{folder}/1.txt": "1 0.5 0.5 1 1"}
+    mapping = draft(tmp_path, files)
+    for split in ("train", "val"):
+        [record], problems = read(tmp_path, mapping, split)
+        assert [item.category for item in record.scene.objects] == ["bus"] and not problems.counts
+        assert record.scene.exhaustive == {"car", "bus"}
+
+
+TASK = {"id": 1, "annotations": [], "data": {"image": "/data/upload/1/a.jpg"}}
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
+        (
+            {"annotations.xml": "<annotations><image/></annotations>"},
+            r"annotations\.xml: .*: export PASCAL VOC 1\.1, COCO",
+        ),
+        (
+            {"tasks.json": [TASK]},
+            r"tasks\.json: cannot be read: it is JSON of Label Studio: export COCO JSON, YOLO or Pa",
+        ),
+        (
+            {"train/a.json": {"shapes": [], "imagePath": "a.jpg"}},
+            r"train/a\.json: .* it is JSON of LabelMe: convert it",
+        ),
+        (
+            {"panoptic_val.json": coco(annotations=[{"segments_info": []}])},
+            r"panoptic_val\.json: .*: use instances_\*\.js",
+        ),
+        (
+            {"via.json": {"a.jpg1": {"filename": "a.jpg", "regions": []}}},
+            r"via\.json: .*VGG Image Annotator: export COCO",
+        ),
+        (
+            {"train/_annotations.csv": "filename,class,xmin"},
+            r"_annotations\.csv is a table: export COCO JSON, YOLO or Pa",
+        ),
+        (
+            {"x.json": {"a": 1}},
+            r"x\.json: it is JSON of another form, export COCO JSON, YOLO or Pascal VOC: 'categories'",
+        ),
+        ({"obj.names": "car"}, r"obj\.names: train, val and test are not folders"),
+        ({"data.yaml": "names: car\ntrain: ."}, r"data\.yaml: class names cannot be read: names must be a list"),
         ({}, "has none of a data.yaml with image folders, COCO JSON files or Pascal VOC XML files"),
         (
             {"data.yaml": "names: [A]\ntrain: [a, b]\nval: c.txt"},

@@ -1,13 +1,10 @@
 """Readers of annotated images: COCO, YOLO, Pascal VOC, KITTI, BDD100K and masks → records of image and scene.
 
-- A mapping file says what the class names of a source mean, and which categories are labeled exhaustively. `drafting`
-  writes one for a YOLO, COCO or Pascal VOC folder.
-- A label that is unclear or unusable limits only the scene of its image: see `SceneBuilder`.
-- Bad input is counted and skipped; messages in `Problems` name the file and the line or record.
-- Only the header of an image is read; masks are decoded.
-- Files outside of the source are not read, not even through links.
+A mapping file says what the class names of a source mean, and which categories are labeled exhaustively; `drafting`
+writes one for a YOLO, COCO or Pascal VOC folder. Bad input is counted and skipped, and limits only the scene of its
+image. Only the header of an image is read; files outside of the source are not read, not even through links.
 
-The module of each format has two functions: `list_images` yields the images of a `Source`, and `add_labels` adds the
+The module of each format has two functions: `list_images` yields the images of a `Split`, and `add_labels` adds the
 labels of one image to a `SceneBuilder`.
 """
 
@@ -18,7 +15,7 @@ from . import bdd100k, coco, kitti, masks, voc, yolo
 from .mapping import SourceMapping, load_mapping
 from .reading import Folder, Unusable
 from .scene_builder import Record, SceneBuilder
-from .source import Problems, Source
+from .split import Problems, Split
 
 
 READERS = {"coco": coco, "yolo": yolo, "voc": voc, "kitti": kitti, "bdd100k": bdd100k, "masks": masks}
@@ -33,9 +30,7 @@ def read_source(
     """Records of one split of a source, in the order of its annotations.
 
     Args:
-        folder: the source's folder.
         mapping: a mapping, the path of its file, or the name of one in `data/formats/mappings`.
-        split: a key of the mapping's "splits".
         problems: collects what is wrong with the input; without it, bad input is skipped silently.
 
     Raises:
@@ -46,16 +41,17 @@ def read_source(
     problems = Problems() if problems is None else problems
     if split not in mapping.splits:
         raise DataError(f"source {mapping.name!r} has no split {split!r}; it has {', '.join(mapping.splits)}")
-    source, reader = Source(folder, mapping, split, problems), READERS[mapping.format]
-    records: list[Record] = []
+    reader, records = READERS[mapping.format], list[Record]()
     try:
-        for name, where, annotation in reader.list_images(source):
+        images = Split(folder, mapping, split, problems)
+        for name, where, annotation in reader.list_images(images):
             try:
-                scene = SceneBuilder(source, name, where)
+                scene = SceneBuilder(images, name, where)
                 reader.add_labels(scene, annotation)
                 records += [record] if (record := scene.finish()) else []
             except Unusable as error:
                 problems.add(*error.args)
+        images.check_boxes()
     except Unusable as error:  # a file that all images need
         problems.add(*error.args)
     if not records:

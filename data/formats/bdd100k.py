@@ -5,19 +5,19 @@ from typing import Any
 
 from ..scene import ATTRIBUTES, SCENE_ATTRIBUTES
 from .reading import Unusable, to_number
-from .scene_builder import SceneBuilder, visible_by
-from .source import ImageEntry, Source
+from .scene_builder import SceneBuilder
+from .split import ImageEntry, Split
 
 
-def list_images(source: Source) -> Iterator[ImageEntry]:
+def list_images(split: Split) -> Iterator[ImageEntry]:
     """Images; the annotation is a frame of the list, of {"frames": [...]}, or of JSON lines."""
-    [frames] = source.records("annotations", "frames")
-    return source.by_name([(str(frame.get("name")), where, frame) for where, frame in frames])
+    [frames] = split.records("annotations", "frames")
+    return split.by_name([(str(frame.get("name")), where, frame) for where, frame in frames])
 
 
 def add_labels(scene: SceneBuilder, frame: dict[str, Any]) -> None:
     """Add the scene attributes and boxes of one frame."""
-    labels, mapping = frame.get("labels") or [], scene.source.mapping
+    labels, mapping = frame.get("labels") or [], scene.split.mapping
     if not isinstance(labels, list):
         raise Unusable("bad record", scene.where, "'labels' is not a list")
     scene.scene_attributes |= _translate(scene, SCENE_ATTRIBUTES, frame, scene.where)
@@ -28,19 +28,19 @@ def add_labels(scene: SceneBuilder, frame: dict[str, Any]) -> None:
         attributed = mapping.attributed.get(meaning.category or "", ()) if meaning else ()
         attributes = _translate(scene, [key for key in ATTRIBUTES if key in attributed], label, where)
         written = [_part(label, "box2d").get(key) for key in ("x1", "y1", "x2", "y2")]
-        flags = [_part(label, "attributes").get(key) for key in ("occluded", "truncated")]
-        scene.add(name, [to_number(value) for value in written], where, written, visible_by(*flags), attributes)
+        marks = label | _part(label, "attributes")
+        scene.add(name, [to_number(value) for value in written], where, written, marks, attributes=attributes)
 
 
 def _translate(scene: SceneBuilder, names: Iterable[str], entry: dict[str, Any], where: str) -> dict[str, str]:
     """{name: value} of those attributes that a frame or label has, in our words by the mapping's "values"."""
-    translated, values = {}, scene.source.mapping.values
+    translated, values = {}, scene.split.mapping.values
     for name in filter(values.__contains__, names):
         key, words = values[name]["from"], values[name]["values"]
         value = _part(entry, "attributes").get(key)
         if value is not None and str(value) not in words:
             message = f"{key} is {value!r}, which the mapping does not list"
-            scene.source.problems.add("unknown value", where, message)
+            scene.split.problems.add("unknown value", where, message)
         elif known := words.get(str(value)):
             translated[name] = known
     return translated

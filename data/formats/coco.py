@@ -8,79 +8,84 @@ from typing import Any
 
 from ...common.files import DataError
 from ..scene import CLASSES
-from .reading import to_flag, to_number
+from .reading import Box, around, to_number
 from .scene_builder import SceneBuilder
-from .source import ImageEntry, Source
+from .split import ImageEntry, Split
 
 
-def list_images(source: Source) -> Iterator[ImageEntry]:
-    """Images; the annotation is (entry of the image, [(file and record, class name, label)], complete).
+LVIS = ("neg_category_ids", "not_exhaustive_category_ids")  # of an image
 
-    `complete` is False if the image may lack labels: it has no id, no label of the file belongs to an image, or the
-    image id of some label is of another type than the ids of the images.
+
+def list_images(split: Split) -> Iterator[ImageEntry]:
+    """Images; the annotation is (entry of the image, [(file and record, class name, label)], unchecked).
+
+    `unchecked` are class names that may lack labels in the image. It is None, for all classes, if the image has no id,
+    no label of the file belongs to an image, or an image id in a label is of another type than those of images.
 
     Raises:
         DataError: two categories have one id.
     """
-    categories, images, annotations = source.records("annotations", "categories", "images", "annotations")
-    part = source.layout.get("part")
+    categories, images, annotations = split.records("annotations", "categories", "images", "annotations")
     names: dict[int | str | None, str] = {}
     for where, category in categories:
         key, name = to_key(category.get("id")), str(category.get("name"))
         if names.setdefault(key, name) != name:
             raise DataError(f"{where}: categories {names[key]!r} and {name!r} have the same id {key}")
     uses = Counter(to_key(image.get("id")) for _, image in images)
-    labels: dict[int | str | None, list[Any]] = {key: [] for key in uses if key is not None}
-    types = {type(key) for key in labels}
-    all_placed = True
+    labels: dict[int | str | None, list[Any]] = {key: [] for key in uses}
+    types = {type(key) for key in uses if key is not None}
+    is_placed = True
     for where, label in annotations:
         image_key, category_key = to_key(label.get("image_id")), to_key(label.get("category_id"))
-        if image_key in labels:
+        if image_key in labels and image_key is not None:
             labels[image_key].append((where, names.get(category_key, f"id {label.get('category_id')}"), label))
         else:
-            source.problems.add("annotation without image", where, f"there is no image {label.get('image_id')!r}")
-            all_placed = all_placed and type(image_key) in types
-    all_placed = all_placed and (not annotations or any(labels.values()))
+            split.problems.add("annotation without image", where, f"there is no image {label.get('image_id')!r}")
+            is_placed = is_placed and type(image_key) in types
+    is_placed = is_placed and (not annotations or any(labels.values()))
     entries: list[ImageEntry] = []
     for where, image in images:
         key = to_key(image.get("id"))
         if uses[key] > 1:
-            source.problems.add("bad record", where, f"another image has the same id {image.get('id')}")
-        elif part in (None, image.get("part")):
-            annotation = (image, labels.get(key, []), all_placed and key is not None)
-            entries.append((str(image.get("file_name")), where, annotation))
-    return source.by_name(entries)
+            split.problems.add("bad record", where, f"another image has the same id {image.get('id')}")
+        elif split.layout.get("part") in (None, image.get("part")):
+            unchecked: set[str] | None = set() if is_placed and key is not None else None
+            if unchecked is not None and not image.keys().isdisjoint(LVIS):
+                listed = (image[ids] if isinstance(image.get(ids), list) else [] for ids in LVIS)
+                absent, partly = ({names.get(to_key(one)) for one in ids} for ids in listed)
+                unchecked = set(names.values()) - absent - {name for _, name, _ in labels[key]} | partly
+            name = str(image.get("file_name") or image.get("coco_url"))
+            entries.append((name, where, (image, labels[key], unchecked)))
+    return split.by_name(entries)
 
 
-def add_labels(scene: SceneBuilder, annotation: tuple[dict[str, Any], list[Any], bool]) -> None:
-    """Add the boxes of one image. A crowd is not an instance."""
-    image, labels, is_complete = annotation
-    scene.group = str(image.get(scene.source.mapping.group, ""))
-    if not is_complete:
+def add_labels(scene: SceneBuilder, annotation: tuple[dict[str, Any], list[Any], set[str] | None]) -> None:
+    """Add the boxes of one image, with the attributes of CVAT."""
+    image, labels, unchecked = annotation
+    scene.group = str(image.get(scene.split.mapping.group, ""))
+    if unchecked is None:
         scene.uncertain |= CLASSES.keys()
+    for meaning in filter(None, map(scene.split.mapping.find, unchecked or ())):
+        scene.mark_uncertain(meaning, lost=True)
     scene.scale_from(to_number(image.get("width")), to_number(image.get("height")))
     for where, name, label in labels:
-        area = to_number(label.get("area")) * math.prod(scene.scale)
+        attributes, area = label.get("attributes"), to_number(label.get("area")) * math.prod(scene.scale)
+        marks = label | attributes if isinstance(attributes, dict) else label
+        if has_outline := isinstance(label.get("segmentation"), list | dict) and any(label["segmentation"]):
+            marks = marks | {"rotation": 0}  # the box is around the outline
         # Without an outline, "area" is that of the box, not of what is visible.
-        is_known = label.get("segmentation") and 0 < area < math.inf
-        fields: dict[str, Any] = {"is_instance": not to_flag(label.get("iscrowd"))}
-        scene.add(name, corners_of(label), where, label.get("bbox"), area=area if is_known else None, **fields)
+        area = area if has_outline and 0 < area < math.inf else None
+        scene.add(name, corners_of(label), where, label.get("bbox"), marks, area=area)
 
 
-def corners_of(label: dict[str, Any]) -> tuple[float, float, float, float]:
-    """Left, top, right and bottom of the "bbox" of a label; without one, of the outlines of its "segmentation".
-
-    All are NaN if neither can be read.
-    """
+def corners_of(label: dict[str, Any]) -> Box:
+    """The box of the "bbox" of a label, or of its outlines."""
     bbox, outlines = label.get("bbox"), label.get("segmentation")
-    if bbox or not (isinstance(outlines, list) and outlines):
+    if bbox or not isinstance(outlines, list):
         left, top, width, height = map(to_number, bbox if isinstance(bbox, list) and len(bbox) == 4 else [None] * 4)
         return left, top, left + width, top + height
-    parts = outlines if isinstance(outlines[0], list) else [outlines]
-    x, y = ([to_number(value) for part in parts if isinstance(part, list) for value in part[i::2]] for i in (0, 1))
-    if not x or not all(map(math.isfinite, x + y)) or len(x) != len(y):
-        return math.nan, math.nan, math.nan, math.nan
-    return min(x), min(y), max(x), max(y)
+    values = [value for part in outlines for value in (part if isinstance(part, list) else [part])]
+    return around(values[::2], values[1::2])
 
 
 def to_key(value: Any) -> int | str | None:

@@ -1,7 +1,7 @@
-"""Draft a mapping for a folder that has none: with a YOLO data.yaml, COCO JSON files or Pascal VOC XML files.
+"""Draft a mapping for a folder that has none: with YOLO's data.yaml or obj.names, COCO JSON or Pascal VOC XML files.
 
-Classes are matched by name. The draft is also saved as a file like any other mapping, to be read and edited: its notes
-say which classes have no category yet, and what is assumed to be labeled exhaustively.
+Classes are matched by name. The draft is saved, to be edited: its notes say which classes have no category yet, and what
+is assumed to be labeled exhaustively.
 """
 
 import json
@@ -18,8 +18,8 @@ from ..scene import CLASSES, LIGHT_STATES, classes_of
 from .coco import to_key
 from .mapping import MAPPINGS, SourceMapping, normalize, parse_mapping
 from .names import keys_of, plain_name, stem_of
-from .reading import Folder, Unusable
-from .source import replace_last
+from .reading import EXPORT, Folder, Unusable, parse_json, parse_xml, reading
+from .split import replace_last
 from .yolo import DATA_FILES, read_data
 
 
@@ -28,31 +28,25 @@ SPLITS = ("train", "val", "test")
 
 @dataclass
 class Found:
-    """The format, splits and class names of a folder.
+    """The format, splits and class names of a folder, and notes for the reader of the mapping.
 
-    Attributes:
-        exhaustive: class names of which the source itself says that every visible object is labeled; None if it does
-            not say.
-        notes: for the reader of the mapping, such as why a file is left out.
+    `exhaustive` are normalized names of classes that each file labels exhaustively, None for all; `is_stated`: it says so.
     """
 
     format: str
     splits: dict[str, dict[str, str]] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     exhaustive: set[str] | None = None
+    is_stated: bool = False
     notes: list[str] = field(default_factory=list)
 
 
 def draft_mapping(folder: Folder, path: Path) -> tuple[SourceMapping, str]:
-    """(mapping, text) for a folder: the text says how its classes are read. The mapping is also saved as a file.
-
-    Args:
-        folder: with `data.yaml`, COCO JSON or Pascal VOC XML files.
-        path: the file to save.
+    """(mapping, text) for a folder: the text says how its classes are read. The mapping is also saved, at `path`.
 
     Raises:
-        DataError: the folder has none of these; none of its classes has the name of one of our categories; or `path`
-            exists with other content, such as an edited draft.
+        DataError: the folder has no labels that are read; none of its classes has the name of one of our categories;
+            or `path` exists with other content, such as an edited draft.
     """
     root, notes = folder.root, list[str]()
     try:
@@ -62,6 +56,8 @@ def draft_mapping(folder: Folder, path: Path) -> tuple[SourceMapping, str]:
                 break
             notes += found.notes
         else:
+            tables = [root / name for name in folder.files(root) if name.lower().endswith((".csv", ".tsv"))]
+            notes += [f"{table} is a table: {EXPORT} from the tool that wrote it" for table in tables]
             message = f"{root} has none of a data.yaml with image folders, COCO JSON files or Pascal VOC XML files"
             raise DataError("; ".join([message, *notes[:3]]))
     except DataError as error:
@@ -91,22 +87,21 @@ def draft_mapping(folder: Folder, path: Path) -> tuple[SourceMapping, str]:
 def match_classes(found: Found) -> dict[str, Any]:
     """The keys "classes", "exhaustive", "attributed" and "notes" of a mapping file, by the names of the classes.
 
-    Exhaustive are the categories that a class names exactly; of these, only what the source says, if it says it.
+    Exhaustive are the categories that a class names exactly, if every file labels it exhaustively.
     """
     own, others = _known_names()
-    keys = {name: _key(name) for name in found.names}
+    keys = {name: normalize(name) for name in found.names}
     meanings = {name: dict((own | others)[key]) for name, key in keys.items() if key in own or key in others}
-    exhaustive, says = {own[key]["class"] for key in keys.values() if key in own}, "is taken to be labeled"
-    if found.exhaustive is not None:
-        stated, says = set(map(_key, found.exhaustive)), "is labeled, as the source says"
-        entries = [entry for name, entry in meanings.items() if keys[name] in stated]
-        if {entry.get("state") for entry in entries} >= set(LIGHT_STATES):
+    everywhere = keys.values() if found.exhaustive is None else found.exhaustive
+    exhaustive = {own[key]["class"] for key in keys.values() if key in own and key in everywhere}
+    if found.is_stated:
+        if {entry.get("state") for name, entry in meanings.items() if keys[name] in everywhere} >= set(LIGHT_STATES):
             exhaustive.add("traffic light")  # only with all states: "redlight" does not cover green lights
-        exhaustive &= {entry["class"] for entry in entries}
         broad = exhaustive & {wider for category in exhaustive for wider in classes_of(category)[1:]}
         for entry in meanings.values():
             if entry["class"] in broad:  # such as a vehicle of none of the listed kinds
                 entry["maybe"] = []
+    says = "is labeled, as the source says" if found.is_stated else "is taken to be labeled"
     notes = [f"Every visible object of 'exhaustive' {says}: {', '.join(sorted(exhaustive)) or 'none'}.", *found.notes]
     ridden = {name: entry for name, entry in meanings.items() if entry["class"] in ("motorcycle", "bicycle")}
     if ridden and "person" in exhaustive and "rider" not in {entry["class"] for entry in meanings.values()}:
@@ -132,30 +127,27 @@ def match_classes(found: Found) -> dict[str, Any]:
 
 @cache
 def _known_names() -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Entries of a mapping by name without spaces: of our categories, and of lights and other classes of COCO."""
-    own = {_key(form): {"class": name} for name, (one, many, _) in CLASSES.items() for form in (name, one, many)}
+    """Entries of a mapping by name from `normalize`: of our categories, and of lights and other classes of COCO."""
+    own = {normalize(form): {"class": name} for name, (one, many, _) in CLASSES.items() for form in (name, one, many)}
     coco = json.loads((MAPPINGS / "coco.json").read_text(encoding="utf-8"))["classes"] | {"hydrant": None}
-    others = {_key(name): entry if isinstance(entry, dict) else {"class": entry} for name, entry in coco.items()}
+    others = {normalize(name): entry if isinstance(entry, dict) else {"class": entry} for name, entry in coco.items()}
     lights = {f"{state}light": {"class": "traffic light", "state": state} for state in LIGHT_STATES}
     return own, {name: entry for name, entry in (others | lights).items() if name not in own}
 
 
-def _key(name: str) -> str:
-    """A class name without differences of case, "_", "-" and spaces."""
-    return normalize(name).replace(" ", "")
-
-
 def _find_yolo(folder: Folder) -> Found:
-    """By `data.yaml` of Ultralytics and Roboflow, whose splits are folders."""
+    """By data.yaml of Ultralytics and Roboflow, or obj.names of YOLO 1.1, whose splits are folders."""
     found, root = Found("yolo"), folder.root
-    path = next((root / name for name in DATA_FILES if (root / name).is_file()), None)
+    path = next((root / name for name in (*DATA_FILES, "obj.names") if (root / name).is_file()), None)
     if path is None:
         return found
     data = read_data(path, folder, keep=True)
     found.names = list(data["names"].values())
-    for split in SPLITS:
-        value = data.get(split)
-        images = _find_images(root, value, data) if isinstance(value, str) else None
+    values = [(split, data.get(split)) for split in SPLITS]
+    if path.name == "obj.names":
+        values = [(_split_of(place), place.name) for place in sorted(root.glob("obj_*_data"))]
+    for split, value in values:
+        images = _find_images(root, value, data) if isinstance(value, str) and split not in found.splits else None
         if images is not None:
             # Like Ultralytics: in place of the last folder "images", otherwise in the folder of the images.
             labels = Path(replace_last(images.as_posix(), "images", "labels"))
@@ -181,46 +173,45 @@ def _find_images(root: Path, value: str, data: dict[str, Any]) -> Path | None:
 
 def _find_coco(folder: Folder) -> Found:
     """By COCO JSON files in a folder or one level below."""
-    found, exhaustive = Found("coco"), list[set[str]]()
-    files = [Path(name) for name in folder.files(folder.root) if name.endswith(".json") and name.count("/") < 2]
+    found, root, stated = Found("coco"), folder.root, list[bool]()
+    files = [Path(name) for name in folder.files(root) if name.endswith(".json") and name.count("/") < 2]
     # COCO itself also has files of captions and keypoints of the same images.
     for path in [path for path in files if path.name.startswith("instances_")] or files:
         try:
-            data = folder.json(folder.root / path, keep=True)
-            names = {str(entry["name"]): to_key(entry["id"]) for entry in data["categories"]}
-            used = {to_key(label.get("category_id")) for label in data["annotations"]}
-            listed = [str(entry["file_name"]) for entry in data["images"]]
-            stated = (data.get("info") or {}).get("exhaustive")
+            data = folder.read(root / path, parse_json, keep=True)
+            with reading(root / path, f"it is JSON of another form, {EXPORT}"):
+                names = {to_key(entry["id"]): str(entry["name"]) for entry in data["categories"]}
+                used = {to_key(label.get("category_id")) for label in data["annotations"]}
+                used |= {to_key(key) for image in data["images"] for key in image.get("neg_category_ids") or ()}
+                listed = [str(image.get("file_name") or image.get("coco_url")) for image in data["images"]]
+                exhaustive = (data.get("info") or {}).get("exhaustive")
         except Unusable as error:
             found.notes.append(f"Left out: {error}.")
             continue
-        except (LookupError, TypeError, AttributeError):
-            continue  # a JSON file of another format
-        exhaustive += [] if stated is None else [set(map(str, stated))]
         _add_split(found, folder, path, listed, {"annotations": path})
-        found.names += [name for name, key in names.items() if key in used or name in (stated or ())]
-    found.names = list(dict.fromkeys(found.names))
-    if exhaustive and len(exhaustive) == len(found.splits):
-        found.exhaustive = set.intersection(*exhaustive)
+        found.names += [name for key, name in names.items() if key in used or name in (exhaustive or ())]
+        stated.append(exhaustive is not None)
+        labeled = {normalize(str(name)) for name in (names.values() if exhaustive is None else exhaustive)}
+        found.exhaustive = labeled if found.exhaustive is None else found.exhaustive & labeled
+    found.names, found.is_stated = list(dict.fromkeys(found.names)), all(stated)
     return found
 
 
 def _find_voc(folder: Folder) -> Found:
     """By Pascal VOC XML files anywhere in a folder. The files of ImageSets/Main beside theirs are splits."""
-    found, listed = Found("voc"), dict[Path, list[str]]()
-    for path in (Path(name) for name in folder.files(folder.root) if name.endswith(".xml")):
+    found, root, listed = Found("voc"), folder.root, dict[Path, list[str]]()
+    for path in (Path(name) for name in folder.files(root) if name.endswith(".xml")):
         try:
-            content = folder.xml(folder.root / path, keep=True)
+            content = folder.read(root / path, parse_xml, keep=True)
         except Unusable as error:
             found.notes.append(f"Left out: {error}.")
             continue
-        if content.tag == "annotation":
-            found.names += [str(item.findtext("name")).strip() for item in content.iterfind("object")]
-            listed.setdefault(path.parent, []).append(f"{path.stem}.jpg")
+        found.names += [str(item.findtext("name")).strip() for item in content.iterfind("object")]
+        listed.setdefault(path.parent, []).append(f"{path.stem}.jpg")
     found.names = list(dict.fromkeys(found.names))
     for annotations, images in listed.items():
         lists = [annotations.parent / "ImageSets" / "Main" / f"{split}.txt" for split in SPLITS]
-        for path in [path for path in lists if (folder.root / path).is_file()] or [annotations]:
+        for path in [path for path in lists if (root / path).is_file()] or [annotations]:
             files = {"annotations": annotations} | ({"list": path} if path in lists else {})
             _add_split(found, folder, path, images, files)
     return found

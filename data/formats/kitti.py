@@ -10,16 +10,16 @@ from pathlib import Path
 
 from .reading import to_number
 from .scene_builder import SceneBuilder
-from .source import ImageEntry, Source
+from .split import ImageEntry, Split
 
 
 # "occluded": fully visible, partly hidden, largely hidden, unknown
 VISIBLE = {0: 1.0, 1: 0.7, 2: 0.25, 3: 0.0}
 
 
-def list_images(source: Source) -> Iterator[ImageEntry]:
+def list_images(split: Split) -> Iterator[ImageEntry]:
     """Images; the annotation is the path of the text file."""
-    return source.pairs("labels", ".txt")
+    return split.pairs("labels", ".txt")
 
 
 def add_labels(scene: SceneBuilder, path: Path) -> None:
@@ -27,14 +27,14 @@ def add_labels(scene: SceneBuilder, path: Path) -> None:
 
     A type may have several words, such as "traffic light": it ends before the first number.
     """
-    for where, line in scene.source.folder.lines(path):
+    for where, line in scene.split.folder.lines(path):
         fields = line.split()
         words = list(takewhile(lambda field: math.isnan(to_number(field)), fields))
         numbers = fields[len(words) :][:7]
         values = [to_number(number) for number in numbers]
         if words and len(values) == 7 and all(map(math.isfinite, values)):
             visible = VISIBLE.get(int(values[1]), 1.0) * (1.0 - max(values[0], 0.0))
-            scene.add(" ".join(words), values[3:], where, " ".join(numbers[3:]), visible)
+            scene.add(" ".join(words), values[3:], where, " ".join(numbers[3:]), visible=visible)
         else:
             message = f"{line[:80]!r} is not a KITTI label: a type, then 7 numbers or more, with decimal points"
             scene.reject("bad record", where, message)

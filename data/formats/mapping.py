@@ -1,26 +1,7 @@
 """Mapping files: what the class names of a source mean in our categories, and which of them it labels completely.
 
-All keys of a mapping file but the first four are optional:
-
-    name, format      the source's name, and "coco", "yolo", "voc", "kitti", "bdd100k" or "masks"
-    splits            {"train": {"images": folder, and "annotations", "labels", "masks", "classes" as the format needs;
-                      "only", "except": lists of patterns of image paths below that folder, without suffix; "list": a
-                      text file of such paths; "part": for coco, only images whose entry has this "part"}}; paths are
-                      relative to the source's folder, and inside it
-    classes           {class name of the source: category}; null ignores the class. The long form is {"class": category
-                      or null, "maybe": [other possible categories], attribute: value}. Case, "_" and "-" in a name
-                      make no difference.
-    exhaustive        categories of which every visible object is labeled
-    attributed        {category: [attributes that every object of it has]}
-    scene_attributes  {name: value} of every image
-    scene_attributes_of  {pattern of image paths: {name: value} of these images}
-    values            {scene attribute or attribute: {"from": key, "values": {value of the source: ours or null}}},
-                      for bdd100k
-    names             class names of the source in the order of their ids, if none of its files lists them
-    presence          {"absent": pixels, "present": pixels, "at": [width, height]}: the minimum size of a mask
-    group             key of an image's entry that names its camera or drive, for coco
-    unlabeled         "empty": an image without labels was not labeled, rather than being an empty scene
-    license, notes    for human readers
+The comments of `SourceMapping` explain the keys, of which all but the first four are optional. "license" and "notes" are
+for human readers.
 """
 
 import json
@@ -28,26 +9,20 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ...common.files import DataError
 from ..scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, classes_of, is_a
-from .reading import decode_text, reading
+from .reading import parse_text, reading
 
 
 MAPPINGS = Path(__file__).parent / "mappings"
 SHIPPED = sorted(path.stem for path in MAPPINGS.glob("*.json"))
-LAYOUTS = {  # required keys of a split; "yolo" and "masks" may also have the file "classes"
-    "coco": {"images", "annotations"},
-    "yolo": {"images", "labels"},
-    "voc": {"images", "annotations"},
-    "kitti": {"images", "labels"},
-    "bdd100k": {"images", "annotations"},
-    "masks": {"images", "masks"},
-}
+# Required keys of a split; "yolo" and "masks" may also have the file "classes"
+BOXES = {"coco": "annotations", "yolo": "labels", "voc": "annotations", "kitti": "labels", "bdd100k": "annotations"}
+LAYOUTS = {format: {"images", key} for format, key in (BOXES | {"masks": "masks"}).items()}
 
 
 @dataclass(frozen=True)
@@ -61,39 +36,40 @@ class ClassMapping:
 
 @dataclass(frozen=True)
 class SourceMapping:
-    """A checked mapping file; the docstring of this module explains the keys."""
+    """A checked mapping file."""
 
-    name: str
-    format: str
+    name: str  # of the source
+    format: str  # a key of LAYOUTS
+    # {"train": {"images": folder, and "annotations", "labels", "masks", "classes" as the format needs; "only", "except":
+    # lists of patterns of image paths below that folder, without suffix; "list": a text file of such paths; "part": for
+    # coco, only images whose entry has this "part"}}; paths are relative to the source's folder, and inside it
     splits: dict[str, dict[str, Any]]
+    # {class name of the source: category}; null ignores the class. The long form is {"class": category or null, "maybe":
+    # [other possible categories], attribute: value}. Case, "_", "-" and spaces in a name make no difference.
     classes: dict[str, ClassMapping]
-    exhaustive: frozenset[str] = frozenset()
-    attributed: dict[str, frozenset[str]] = field(default_factory=dict)
-    scene_attributes: dict[str, str] = field(default_factory=dict)
-    scene_attributes_of: dict[str, dict[str, str]] = field(default_factory=dict)
+    exhaustive: frozenset[str] = frozenset()  # categories of which every visible object is labeled
+    attributed: dict[str, frozenset[str]] = field(
+        default_factory=dict
+    )  # {category: [attributes of every object of it]}
+    scene_attributes: dict[str, str] = field(default_factory=dict)  # {name: value} of every image
+    scene_attributes_of: dict[str, dict[str, str]] = field(default_factory=dict)  # by pattern of image paths
+    # {scene attribute or attribute: {"from": key, "values": {value of the source: ours or null}}}, for bdd100k
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # class names in the order of their ids, if no file of the source lists them
+    # {"absent": pixels, "present": pixels, "at": [width, height]}: the minimum size of a mask
     presence: dict[str, Any] = field(default_factory=lambda: {"absent": 0, "present": 0, "at": [1, 1]})
-    group: str = ""
-    unlabeled: str = ""
+    group: str = ""  # key of an image's entry that names its camera or drive, for coco
+    unlabeled: str = ""  # "empty": an image without labels was not labeled, rather than being an empty scene
 
     def find(self, name: str) -> ClassMapping | None:
         """The meaning of a class name, or None if the mapping does not list it."""
         return self.classes.get(normalize(name))
 
-    def scene_attributes_for(self, stem: str) -> dict[str, str]:
-        """The scene attributes of the image with this path below its folder, without suffix."""
-        scene_attributes = dict(self.scene_attributes)
-        for pattern, more in self.scene_attributes_of.items():
-            if fnmatchcase(stem, pattern):
-                scene_attributes |= more
-        return scene_attributes
-
 
 @lru_cache(maxsize=4096)
 def normalize(name: str) -> str:
-    """A class name without differences of case, "_", "-", and the two ways to write an accent."""
-    return " ".join(re.sub("[_-]", " ", unicodedata.normalize("NFC", name).casefold()).split())
+    """A class name without differences of case, "_", "-", spaces, and the two ways to write an accent."""
+    return re.sub(r"[_\s-]", "", unicodedata.normalize("NFC", name).casefold())
 
 
 def load_mapping(mapping: str | Path) -> SourceMapping:
@@ -102,13 +78,11 @@ def load_mapping(mapping: str | Path) -> SourceMapping:
     Raises:
         DataError: the file cannot be read or is not a valid mapping; the message names the file and the wrong value.
     """
-    path = Path(mapping)
-    if path.suffix != ".json":
-        path = MAPPINGS / f"{mapping}.json"
+    path = Path(mapping) if Path(mapping).suffix == ".json" else MAPPINGS / f"{mapping}.json"
     if not path.is_file():
         raise DataError(f"{path}: cannot be read, there is no such file; shipped mappings are {', '.join(SHIPPED)}")
-    with reading(path, "not a mapping file"):
-        return parse_mapping(json.loads(decode_text(path.read_bytes())))
+    with reading(path, "not a mapping file"), path.open("rb") as file:
+        return parse_mapping(json.loads(parse_text(file)))
 
 
 def parse_mapping(raw: dict[str, Any]) -> SourceMapping:
@@ -148,10 +122,8 @@ def _parse_class(name: str, entry: Any, exhaustive: Iterable[str]) -> ClassMappi
         raise ValueError(f"{name!r}: {entry} has no 'class'")
     category = attributes.pop("class")
     if category not in [None, *CLASSES]:
-        raise ValueError(
-            f"{name!r}: {category!r} is not one of null, {', '.join(CLASSES)}. Ignore such a class with null, and "
-            "teach its word with questions of your own: see train.py --add_words"
-        )
+        advice = "Ignore such a class with null, and teach its word with questions of your own: train.py --add_words"
+        raise ValueError(f"{name!r}: {category!r} is not one of null, {', '.join(CLASSES)}. {advice}")
     members = [member for member in CLASSES if member in exhaustive and category in classes_of(member)[1:]]
     maybe = attributes.pop("maybe", members)
     _check(repr(name), maybe, CLASSES)

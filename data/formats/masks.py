@@ -9,24 +9,24 @@ from PIL import Image
 
 from ..scene import GRID, SceneObject
 from .mapping import ClassMapping
-from .reading import Unusable, reading
+from .reading import Unusable
 from .scene_builder import SceneBuilder
-from .source import ImageEntry, Source
+from .split import ImageEntry, Split
 
 
 IGNORED = 255  # "void", "ignore": pixels without a label, in most data sets
 
 
-def list_images(source: Source) -> Iterator[ImageEntry]:
+def list_images(split: Split) -> Iterator[ImageEntry]:
     """Images; the annotation is (path of the mask, {id: class name})."""
-    names = dict(enumerate(source.mapping.names))
-    if "classes" in source.layout:
-        for where, entry in source.records("classes", "categories")[0]:
+    names = dict(enumerate(split.mapping.names))
+    if "classes" in split.layout:
+        for where, entry in split.records("classes", "categories")[0]:
             if isinstance(entry.get("id"), int):
                 names[entry["id"]] = str(entry.get("name"))
             else:
-                source.problems.add("bad record", where, f"id must be a whole number, got {entry.get('id')!r}")
-    for name, where, path in source.pairs("masks", ".png", ".bmp", ".tif", ".tiff"):
+                split.problems.add("bad record", where, f"id must be a whole number, got {entry.get('id')!r}")
+    for name, where, path in split.pairs("masks", ".png", ".bmp", ".tif", ".tiff"):
         yield name, where, (path, names)
 
 
@@ -46,7 +46,7 @@ def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[int, str]]) -> 
         mapping = scene.find(names.get(class_id, f"id {class_id}"), scene.where)
         if mapping is not None and (mapping.category or mapping.maybe):
             ids_of.setdefault(mapping, []).append(class_id)
-    presence = scene.source.mapping.presence
+    presence = scene.split.mapping.presence
     scale = mask.size / (presence["at"][0] * presence["at"][1])  # the thresholds are for images of this size
     for mapping, ids in ids_of.items():
         filled = np.isin(mask, ids)
@@ -78,18 +78,14 @@ def mask_coverage(filled: np.ndarray) -> np.ndarray:
 
 def _read(scene: SceneBuilder, path: Path) -> np.ndarray:
     """Class ids [H, W] of a mask, which may be gray saved as RGB."""
-    with (
-        reading(path, "mask cannot be decoded", "corrupt image"),
-        scene.source.folder.open(path) as file,
-        Image.open(file) as image,
-    ):
-        mask, mode = np.asarray(image), image.mode
+    wrong = {"message": "mask cannot be decoded", "kind": "corrupt image"}
+    mask = scene.split.folder.read(path, lambda file: np.asarray(Image.open(file)), **wrong)
     if mask.shape[:2] != (scene.height, scene.width):
         shape = f"{mask.shape[1]} × {mask.shape[0]}"
         raise Unusable("image size", path, f"the mask is {shape}, its image is {scene.width} × {scene.height}")
     if mask.ndim == 3:
-        if mode not in ("RGB", "RGBA") or (mask[..., :3] != mask[..., :1]).any():
-            raise Unusable("bad mask", path, f"the mask has colors ({mode}) in place of class ids")
+        if mask.shape[2] < 3 or (mask[..., :3] != mask[..., :1]).any():
+            raise Unusable("bad mask", path, "the mask has colors in place of class ids")
         mask = mask[..., 0]
     if not (np.isfinite(mask) & (mask == np.floor(mask))).all():
         raise Unusable("bad mask", path, f"the mask has fractions in place of class ids, such as {mask.max():g}")

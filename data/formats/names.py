@@ -1,6 +1,7 @@
-"""Names of images in annotations of other people: paths of other systems, suffixes, encodings."""
+"""Names of images in annotations of other people: paths of other systems, addresses, suffixes, encodings."""
 
 import os
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from urllib.parse import unquote
@@ -26,18 +27,21 @@ def index_files(names: Iterable[str]) -> dict[str, list[str]]:
     return index
 
 
-def keys_of(written: str) -> list[str]:
-    """The keys of `index_files` that a name in an annotation may mean, the closest first.
+def spellings(written: str) -> list[str]:
+    """Paths that a name may mean: the name, or the path in an address (a.jpg?key=1, ?d=a.jpg), percent-encoded."""
+    local = re.findall(r"[?&]d=([^&]+)", written)  # a file of Label Studio
+    texts = [written, *local, written.partition("?")[0]]
+    return [plain_name(text) for text in dict.fromkeys([*texts, *map(unquote, texts)])]
 
-    The name may be a path of another machine or system ("C:\\data\\images\\a.jpg"), percent-encoded, without suffix.
-    """
+
+def keys_of(written: str) -> list[str]:
+    """Keys of `index_files` that a name may mean, the longest first. It may lead from another machine's root."""
     keys = []
-    for text in dict.fromkeys((written, unquote(written))):
-        parts = [part for part in plain_name(text).split("/") if part not in ("", ".")]
-        for start in range(len(parts)):
-            name = "/".join(parts[start:])
+    for text in spellings(written):
+        parts = [part for part in text.split("/") if part not in ("", ".")]
+        for name in ("/".join(parts[start:]) for start in range(len(parts))):
             keys.append(stem_of(name) if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES else name)
-    return keys
+    return sorted(keys, key=lambda key: -key.count("/"))
 
 
 def find_by_name(index: Mapping[str, list[str]], written: str) -> list[str]:
@@ -47,7 +51,7 @@ def find_by_name(index: Mapping[str, list[str]], written: str) -> list[str]:
     """
     found: list[str] = next((index[key] for key in keys_of(written) if key in index), [])
     for change in (str, str.lower):
-        ends = tuple(change(plain_name(text)) for text in (written, unquote(written)))
+        ends = tuple(change(text) for text in spellings(written))
         if same := [file for file in found if any(end.endswith(change(plain_name(file))) for end in ends)]:
             return same
     return found

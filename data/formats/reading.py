@@ -1,11 +1,11 @@
-"""Files of a source: only those inside of its folder, each read once. What is wrong with one is an `Unusable`."""
+"""Files of a labeled folder: only those inside of it, each read once. What is wrong with one is an `Unusable`."""
 
 import codecs
 import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,15 +14,28 @@ from xml.etree import ElementTree
 from ...common.files import DataError
 
 
-class Unusable(DataError):
-    """An image, or a file with all of its images, that cannot be used.
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+UNREADABLE: Box = (math.nan,) * 4
+EXPORT = "export COCO JSON, YOLO or Pascal VOC"
+# Labels that are not read, by a key of the JSON object, or of the first entry of it or of its lists
+OTHER_FORMS = {
+    "segments_info": "panoptic COCO: use instances_*.json of the same images",
+    "shapes": "JSON of LabelMe: convert it with labelme2coco.py or labelme2voc.py of LabelMe",
+    "data": f"JSON of Label Studio: {EXPORT} from it",
+    "lead_time": f"short JSON of Label Studio: {EXPORT} from it",
+    "regions": "JSON of VGG Image Annotator: export COCO from it",
+    "_via_img_metadata": "JSON of VGG Image Annotator: export COCO from it",
+    "items": f"JSON of Datumaro: {EXPORT} from it",
+    "classTitle": f"JSON of Supervisely: {EXPORT} from it",
+    "data_row": "JSON of Labelbox: convert it to COCO JSON",
+}
 
-    The arguments are the kind of problem, where it is (file:line, or file and record), and a message.
-    """
+
+class Unusable(DataError):
+    """An image, or a file of all images, that cannot be used: the kind of problem, where it is, and a message."""
 
     def __str__(self) -> str:
-        _, where, message = self.args
-        return f"{where}: {message}"
+        return f"{self.args[1]}: {self.args[2]}"
 
 
 def open_inside(path: Path, folder: Path) -> BinaryIO:
@@ -42,25 +55,19 @@ def open_inside(path: Path, folder: Path) -> BinaryIO:
 
 @contextmanager
 def reading(where: object, message: str = "cannot be read", kind: str = "bad file") -> Iterator[None]:
-    """Turn any error of the block, which opens or parses a file, into an `Unusable` with the reason behind `message`.
-
-    What `open_inside` refuses, such as a link out of the source, is of the kind "refused file".
-    """
+    """Turn any error of the block, which opens or parses a file, into an `Unusable`: `message` and the reason."""
     try:
         yield
     except Unusable:
         raise
-    except DataError as error:
+    except DataError as error:  # of `open_inside`, such as a link out of the folder
         raise Unusable("refused file", where, str(error)) from error
     except Exception as error:  # on broken files, parsers and Pillow raise almost anything
         raise Unusable(kind, where, f"{message}: {' '.join(str(error).split()) or type(error).__name__}") from error
 
 
 class Folder:
-    """The folder of a source. It is walked once, and none of its annotation files is read twice.
-
-    All methods raise `Unusable`.
-    """
+    """A folder of images and labels, walked once; none of its label files is read twice. Methods raise `Unusable`."""
 
     def __init__(self, root: str | Path):
         self.root = Path(root)
@@ -79,52 +86,56 @@ class Folder:
         self.walked[path] = sorted(one.relative_to(path).as_posix() for one in paths)
         return self.walked[path]
 
-    def open(self, path: Path) -> BinaryIO:
-        return open_inside(path, self.root)
+    def read(self, path: Path, parse: Callable[[BinaryIO], Any], keep: bool = False, **wrong: Any) -> Any:
+        """`parse` of an open file. With `keep`, the next call takes this value; `wrong` are arguments of `reading`."""
+        if path not in self.kept:
+            with reading(**{"where": path} | wrong), open_inside(path, self.root) as file:
+                self.kept[path] = parse(file)
+        return self.kept[path] if keep else self.kept.pop(path)
 
     def lines(self, path: Path) -> list[tuple[str, str]]:
         """(file:line, line) of each line that is not blank."""
-        return [(f"{path}:{i}", line) for i, line in split_lines(self.parse(path, decode_text))]
-
-    def json(self, path: Path, keep: bool = False) -> Any:
-        """Value of a JSON file; a list for JSON lines."""
-        return self.parse(path, _parse_json, keep)
-
-    def xml(self, path: Path, keep: bool = False) -> ElementTree.Element:
-        """Root of an XML file, in the encoding that it declares."""
-        return self.parse(path, ElementTree.fromstring, keep)
-
-    def parse(self, path: Path, parser: Callable[[bytes], Any], keep: bool = False) -> Any:
-        """`parser` of the content of a file. With `keep`, the next call returns this value without reading."""
-        if path in self.kept:
-            value = self.kept.pop(path)
-        else:
-            with reading(path), self.open(path) as file:
-                value = parser(file.read())
-        if keep:
-            self.kept[path] = value
-        return value
+        return [(f"{path}:{i}", line) for i, line in split_lines(self.read(path, parse_text))]
 
 
-def _parse_json(content: bytes) -> Any:
-    text = decode_text(content)
+def parse_text(file: BinaryIO) -> str:
+    """The text of a file in UTF-8, with or without a byte-order mark, or in UTF-16 with one."""
+    content = file.read()
+    is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if not is_utf16 and b"\0" in content:
+        raise ValueError("it has zero bytes, as UTF-16 without a byte-order mark: save it as UTF-8")
+    return content.decode("utf-16" if is_utf16 else "utf-8-sig")
+
+
+def parse_json(file: BinaryIO) -> Any:
+    """Value of a JSON file; a list for JSON lines. One of OTHER_FORMS is a ValueError."""
+    text = parse_text(file)
     try:
-        return json.loads(text)
+        data = json.loads(text)
     except ValueError as error:
         try:
-            return [json.loads(line) for _, line in split_lines(text)]
+            data = [json.loads(line) for _, line in split_lines(text)]
         except ValueError:
             raise error from None
+    parts = [data, *data.values()] if isinstance(data, dict) else [data]
+    firsts = [part[0] if isinstance(part, list) and part else part for part in parts]
+    keys = {key for first in firsts if isinstance(first, dict) for key in first}
+    for form in (form for key, form in OTHER_FORMS.items() if key in keys):
+        raise ValueError(f"it is {form}")
+    return data
 
 
-def decode_text(content: bytes) -> str:
-    """The text of a file in UTF-8, with or without a byte-order mark, or in UTF-16 with one.
-
-    Raises:
-        UnicodeDecodeError: it is in another encoding.
-    """
-    is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return content.decode("utf-16" if is_utf16 else "utf-8-sig")
+def parse_xml(file: BinaryIO) -> ElementTree.Element:
+    """Root of a Pascal VOC file. Another root is a ValueError."""
+    root = ElementTree.parse(file).getroot()
+    if root.tag != "annotation":
+        form = (
+            ", as XML of CVAT: export PASCAL VOC 1.1, COCO 1.0 or YOLO 1.1 from it"
+            if root.tag == "annotations"
+            else ""
+        )
+        raise ValueError(f"its root is <{root.tag}>, not <annotation>{form}")
+    return root
 
 
 def split_lines(text: str) -> list[tuple[int, str]]:
@@ -143,3 +154,10 @@ def to_number(value: Any) -> float:
 def to_flag(value: Any) -> bool:
     """Whether a value means yes: true, 1, "1", "1.0", " true ", "yes". All others mean no."""
     return str(value).strip().casefold() in ("true", "yes") or to_number(value) > 0
+
+
+def around(x: Sequence[Any], y: Sequence[Any]) -> Box:
+    """The box around points; UNREADABLE if one of the values is not a number."""
+    xs, ys = list(map(to_number, x)), list(map(to_number, y))
+    is_readable = xs and len(xs) == len(ys) and all(map(math.isfinite, xs + ys))
+    return (min(xs), min(ys), max(xs), max(ys)) if is_readable else UNREADABLE

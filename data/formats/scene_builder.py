@@ -3,20 +3,23 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from PIL import ExifTags, Image
 
 from ..scene import CLASSES, GRID, Scene, SceneObject, classes_of, given_to_all
 from .mapping import ClassMapping
 from .names import stem_of
-from .reading import Unusable, reading, to_flag
-from .source import Source
+from .reading import Box, Unusable, to_flag, to_number
+from .split import Split
 
 
-VISIBLE_IF_FLAGGED = 0.7  # where "occluded" and "truncated" are only yes or no
+HIDING = {"occluded": 0.7, "truncated": 0.7, "difficult": 0.0}  # visible fractions; at 0, no question is asked
+REGIONS = ("iscrowd", "crowd", "ignore", "ignored")  # marks of a region that may hold several objects
+LEAVING, LOST = 0.05, 0.25  # fractions of a box outside of the image: most boxes are like that; it is not used
 
 
 @dataclass(frozen=True)
@@ -28,59 +31,52 @@ class Record:
     group: str = ""
 
 
-@dataclass
 class SceneBuilder:
-    """Collects the labels of one image. A label that is wrong or unclear makes categories uncertain.
+    """Collects the labels of one image, of which only the header is read. Wrong labels make categories uncertain.
 
     An uncertain category is removed from the scene's `exhaustive` and `attributed`: "yes" can still be answered for
-    it, but not "no", a count, or "only".
-
-    Raises:
-        Unusable: the image cannot be opened. Only its header is read.
+    it, but not "no", a count, or "only". `where` is the file and record that name the image, for messages.
     """
 
-    source: Source
-    name: str  # path below the image folder
-    where: str  # file and record that name the image
-    objects: list[SceneObject] = field(default_factory=list)
-    uncertain: set[str] = field(default_factory=set)
-    num_labels: int = 0  # including those of ignored classes
-    group: str = ""  # camera or drive
-    scale: tuple[float, float] = (1.0, 1.0)  # from the units of the boxes to pixels of the image file
-    seen: set[Any] = field(default_factory=set)  # objects so far, to find labels that are listed twice
-
-    def __post_init__(self) -> None:
-        self.image = self.source.path("images") / self.name
-        self.scene_attributes = self.source.mapping.scene_attributes_for(stem_of(self.name))
-        with (
-            reading(self.where, f"image {self.image} cannot be opened", "corrupt image"),
-            self.source.folder.open(self.image) as file,
-            Image.open(file) as image,
-        ):
-            self.width, self.height = _upright_size(image)
+    def __init__(self, split: Split, name: str, where: str):
+        self.split, self.where = split, where
+        self.image = split.paths["images"] / name
+        self.image_id = PurePosixPath(split.layout["images"], name).as_posix()
+        wrong = {"where": where, "message": f"image {self.image} cannot be opened", "kind": "corrupt image"}
+        self.width, self.height = split.folder.read(self.image, upright_size, **wrong)
+        self.scale = 1.0, 1.0  # from the units of the boxes to pixels of the image file
+        self.group = ""  # camera or drive
+        self.objects: list[SceneObject] = []
+        self.seen: set[Any] = set()  # objects so far, to find labels that are listed twice
+        self.uncertain: set[str] = set()
+        self.num_labels = 0  # including those of ignored classes
+        self.scene_attributes = dict(split.mapping.scene_attributes)
+        for pattern, more in split.mapping.scene_attributes_of.items():
+            self.scene_attributes |= more if fnmatchcase(stem_of(name), pattern) else {}
 
     def reject(self, kind: str, where: str, message: str) -> None:
         """Report a label that may be of any category."""
         self.num_labels += 1
-        self.source.problems.add(kind, where, message)
+        self.split.problems.add(kind, where, message)
         self.uncertain |= CLASSES.keys()
 
     def find(self, name: str, where: str) -> ClassMapping | None:
         """Meaning of a label's class, or None if the mapping does not list it."""
-        mapping = self.source.mapping.find(name)
-        if mapping is None:
-            message = f"class {name!r} is not in the mapping of {self.source.mapping.name!r}"
-            self.reject(f"unknown class {name!r}", where, message)
-        else:
+        if meaning := self.split.mapping.find(name):
             self.num_labels += 1
-        return mapping
+        else:
+            message = f"class {name!r} is not in the mapping of {self.split.mapping.name!r}"
+            self.reject(f"unknown class {name!r}", where, message)
+        return meaning
 
     def scale_from(self, width: float, height: float) -> None:
         """Set the scale for boxes in pixels of an image of this size; an unknown size, 0 or not finite, is ignored.
 
         Raises:
-            Unusable: the image has another proportion, so it was not only resized.
+            Unusable: the size is negative, or of another proportion, so that the image was not only resized.
         """
+        if width < 0 or height < 0:
+            raise Unusable("image size", self.where, f"the size {width:g} × {height:g} of its annotation is negative")
         if 0 < width < math.inf and 0 < height < math.inf:
             scale_x, scale_y = self.scale = self.width / width, self.height / height
             if abs(scale_x - scale_y) > 0.02 * max(scale_x, scale_y):
@@ -99,8 +95,7 @@ class SceneBuilder:
         box: Sequence[float],
         where: str,
         written: object,
-        visible: float = 1.0,
-        attributes: dict[str, str] | None = None,
+        marks: Any = None,
         wrong: str = "",
         **fields: Any,
     ) -> None:
@@ -109,57 +104,76 @@ class SceneBuilder:
         Args:
             box: in units that `scale` turns into pixels; NaN stands for a number that cannot be read.
             written: the box as the file has it, for messages.
-            visible: the fraction of the box that is not hidden; what lies outside the image reduces it.
-            attributes: added to those of the class mapping.
+            marks: what else the label says: flags of HIDING and REGIONS, "rotation" about the center in degrees.
             wrong: why the box cannot be used; its class is known.
-            fields: further fields of the `SceneObject`.
+            fields: of the `SceneObject`. Marks and what lies outside the image reduce "visible".
         """
-        mapping = self.find(name, where)
-        if mapping is None or (mapping.category is None and not mapping.maybe):
+        meaning, marks = self.find(name, where), marks or {}
+        if meaning is None or (meaning.category is None and not meaning.maybe):
             return
-        left, top, right, bottom = box = tuple(side * self.scale[i % 2] for i, side in enumerate(box))
-        if wrong := wrong or self._what_is_wrong(box, written):
-            self.source.problems.add("bad box", where, f"box {written} of {name!r} {wrong}")
-            self.mark_uncertain(mapping, lost=True)
+        try:
+            if wrong:
+                raise ValueError(wrong)
+            clipped, inside = self.clip(box, written, to_number(marks.get("rotation") or 0))
+        except ValueError as error:
+            self.split.problems.add("bad box", where, f"box {written} of {name!r} {error}")
+            self.mark_uncertain(meaning, lost=True)
             return
-        clipped = (max(left, 0.0), max(top, 0.0), min(right, float(self.width)), min(bottom, float(self.height)))
-        clipped_area = (clipped[2] - clipped[0]) * (clipped[3] - clipped[1])
-        if mapping.category is None:
-            if clipped_area >= self.width * self.height / GRID**2:  # no question is about less than a patch
-                self.mark_uncertain(mapping)
+        left, top, right, bottom = clipped
+        if meaning.category or (right - left) * (bottom - top) >= self.width * self.height / GRID**2:
+            self.mark_uncertain(meaning)  # no question is about less than a patch
+        if meaning.category is None:
             return
-        self.mark_uncertain(mapping)
-        visible = min(max(visible, 0.0), 1.0) * clipped_area / ((right - left) * (bottom - top))
-        attributes = mapping.attributes | (attributes or {})
-        item = SceneObject(mapping.category, clipped, visible=visible, attributes=attributes, **fields)
-        key = (item.category, item.box, item.is_instance, *sorted(attributes.items()))
+        shown = math.prod(factor for mark, factor in HIDING.items() if to_flag(marks.get(mark)))
+        fields["visible"] = min(max(fields.get("visible", 1.0), 0.0), 1.0) * shown * inside
+        fields["attributes"] = meaning.attributes | fields.get("attributes", {})
+        fields["is_instance"] = not any(to_flag(marks.get(key)) for key in REGIONS)
+        item = SceneObject(meaning.category, clipped, **fields)
+        key = (item.category, item.box, item.is_instance, *sorted(item.attributes.items()))
         if key in self.seen:
             message = f"box {written} of {name!r} is listed twice, and counted once"
-            self.source.problems.add("label listed twice", where, message, expected=True)
+            self.split.problems.add("label listed twice", where, message, expected=True)
         else:
             self.seen.add(key)
             self.objects.append(item)
 
-    def _what_is_wrong(self, box: Sequence[float], written: object) -> str:
-        """Why a box in pixels cannot be used; empty if it can."""
-        if not all(map(math.isfinite, box)):
+    def clip(self, box: Sequence[float], written: object, rotation: float) -> tuple[Box, float]:
+        """(part of a turned box inside the image, in pixels; fraction of the box that it is).
+
+        Raises:
+            ValueError: the box cannot be used.
+        """
+        left, top, right, bottom = (side * self.scale[i % 2] for i, side in enumerate(box))
+        width, height = right - left, bottom - top
+        if not all(map(math.isfinite, (left, top, right, bottom, width * height, rotation))):
             is_comma = re.search("[0-9],[0-9]", str(written))
-            return f"is not four numbers{': decimals need a point' if is_comma else ''}"
-        left, top, right, bottom = box
-        if not (left < right and top < bottom and (right - left) * (bottom - top) > 0):
-            return "has no size"
-        if left >= self.width or top >= self.height or right <= 0 or bottom <= 0:
-            return f"lies outside its image of {self.width} × {self.height}"
+            raise ValueError(f"is not four numbers{': decimals need a point' if is_comma else ''}")
+        if width * height <= 0 or width < 0:
+            is_negative = width < 0 or height < 0
+            raise ValueError(
+                f"has a {'width' if width < 0 else 'height'} that is negative" if is_negative else "has no size"
+            )
+        if rotation:
+            cosine, sine = abs(math.cos(math.radians(rotation))), abs(math.sin(math.radians(rotation)))
+            x, y = (width * cosine + height * sine - width) / 2, (width * sine + height * cosine - height) / 2
+            left, top, right, bottom = left - x, top - y, right + x, bottom + y
+            width, height = right - left, bottom - top
         if max(right, bottom) <= 1 < min(self.width, self.height):
-            return "lies within the first pixel: are these fractions of the image in place of pixels?"
-        return ""
+            raise ValueError("lies within the first pixel: are these fractions of the image in place of pixels?")
+        clipped = max(left, 0.0), max(top, 0.0), min(right, float(self.width)), min(bottom, float(self.height))
+        inside = max(clipped[2] - clipped[0], 0.0) * max(clipped[3] - clipped[1], 0.0) / (width * height)
+        self.split.boxes.update(all=1, leaving=inside < 1 - LEAVING)
+        if inside < 1 - LOST:
+            part = "" if inside == 0 else f"to {1 - inside:.0%} "
+            raise ValueError(f"lies {part}outside its image of {self.width} × {self.height}")
+        return clipped, inside
 
     def finish(self) -> Record | None:
         """Record of the image, or None if it has no label and the mapping excludes such images."""
-        mapping = self.source.mapping
+        mapping = self.split.mapping
         if mapping.unlabeled == "empty" and not self.num_labels:
             message = "has no label; in this source such images are not empty, but were not labeled"
-            self.source.problems.add("unlabeled image", self.image, message, expected=True)
+            self.split.problems.add("unlabeled image", self.image, message, expected=True)
             return None
         attributed = given_to_all(mapping.attributed, self.objects)
         scene = Scene(
@@ -170,21 +184,17 @@ class SceneBuilder:
             exhaustive=mapping.exhaustive - self.uncertain,
             attributed={category: names for category, names in attributed.items() if category not in self.uncertain},
             source=mapping.name,
-            image_id=PurePosixPath(self.source.layout["images"], self.name).as_posix(),
+            image_id=self.image_id,
         )
         return Record(self.image, scene, self.group)
 
 
-def visible_by(*flags: Any) -> float:
-    """Visible fraction of an object, estimated from its flags "occluded" and "truncated"."""
-    return VISIBLE_IF_FLAGGED ** sum(map(to_flag, flags))
-
-
-def _upright_size(image: Image.Image) -> tuple[int, int]:
-    """Width and height of an open image as labeling tools show it, turned by its EXIF."""
-    width, height = image.size
-    try:
-        turn = image.getexif().get(ExifTags.Base.Orientation)  # decodes a PNG: its EXIF may follow the pixels
-    except Exception:  # viewers ignore a broken EXIF block
-        turn = None
-    return (height, width) if turn in (5, 6, 7, 8) and image.format != "TIFF" else (width, height)
+def upright_size(file: BinaryIO) -> tuple[int, int]:
+    """Width and height of an image as labeling tools show it, turned by its EXIF. Pixels are not decoded."""
+    with Image.open(file) as image:
+        width, height = image.size
+        try:
+            turn = image.getexif().get(ExifTags.Base.Orientation)  # decodes a PNG: its EXIF may follow the pixels
+        except Exception:  # viewers ignore a broken EXIF block
+            turn = None
+        return (height, width) if turn in (5, 6, 7, 8) and image.format != "TIFF" else (width, height)

@@ -3,8 +3,7 @@
     {"image": path, "weather": ..., "time_of_day": ..., "road": ..., "traffic": ..., "place": ..., "view": ...,
      "present": [categories], "unsure": [categories]}
 
-A value of null is unknown. A category in neither list is absent; objects below about 1 % of the image were often
-missed.
+Null is unknown. A category in neither list is absent; objects below about 1 % of the image were often missed.
 """
 
 import json
@@ -15,12 +14,12 @@ from pathlib import Path
 from ..scene import CLASSES, PRESENCE_ONLY, TABLES, Scene, classes_of
 from .names import plain_name
 from .reading import Folder
-from .source import Problems
+from .split import Problems
 
 
 _FIELDS = TABLES["scene_labels"]["fields"]
 SCENE_VALUES: dict[str, tuple[str, ...]] = {name: tuple(field["values"]) for name, field in _FIELDS.items()}
-# field of scene labels: (scene attribute, {value: value of the scene attribute})
+# {field: (scene attribute, {value: value of the scene attribute})}
 SCENE_ATTRIBUTE_OF: dict[str, tuple[str, dict[str, str]]] = {
     name: (field["attribute"], field["values"]) for name, field in _FIELDS.items()
 }
@@ -31,25 +30,16 @@ CLASS_OF: dict[str, str] = TABLES["scene_labels"]["classes"]  # of categories of
 
 @dataclass(frozen=True)
 class SceneLabels:
-    """The scene labels of one image.
+    """The scene labels of one image."""
 
-    Attributes:
-        values: {field: value} of SCENE_VALUES, without unknown ones; "none" where no road or place is in view.
-        present: categories that are visible.
-        unsure: categories that may be visible.
-        asked: all categories that the annotators checked; those in neither of the other two are absent.
-    """
-
-    values: dict[str, str]
-    present: frozenset[str]
-    unsure: frozenset[str]
-    asked: frozenset[str]
+    values: dict[str, str]  # of SCENE_VALUES, without unknown ones; "none" where no road or place is in view
+    present: frozenset[str]  # categories that are visible
+    unsure: frozenset[str]  # categories that may be visible
+    asked: frozenset[str]  # all categories that the annotators checked; those in neither of the two are absent
 
 
 def read_scene_labels(path: Path, problems: Problems) -> Iterator[tuple[str, SceneLabels]]:
-    """Yield (image path as `plain_name` gives it, labels) for each line of a file.
-
-    Each invalid line is added to `problems` with its number.
+    """Yield (image path as `plain_name` gives it, labels) for each line of a file. Invalid lines are `problems`.
 
     Raises:
         DataError: the file cannot be read.

@@ -1,33 +1,42 @@
-"""Pascal VOC: an XML file of boxes for each image, which LabelImg and CVAT write, too."""
+"""Pascal VOC: an XML file of objects for each image, which LabelImg, roLabelImg and CVAT write, too.
 
+An object has a box ("bndbox"), a turned box ("robndbox") or an outline ("polygon").
+"""
+
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from .reading import Unusable, to_flag, to_number
-from .scene_builder import SceneBuilder, visible_by
-from .source import ImageEntry, Source
+from .reading import around, parse_xml, to_number
+from .scene_builder import SceneBuilder
+from .split import ImageEntry, Split
 
 
-CORNERS = ("xmin", "ymin", "xmax", "ymax")
-
-
-def list_images(source: Source) -> Iterator[ImageEntry]:
+def list_images(split: Split) -> Iterator[ImageEntry]:
     """Images; the annotation is the path of the XML file."""
-    return source.pairs("annotations", ".xml")
+    return split.pairs("annotations", ".xml")
 
 
 def add_labels(scene: SceneBuilder, path: Path) -> None:
-    """Add the boxes of one image. A difficult object is there, but no question is about its category."""
-    root = scene.source.folder.xml(path)
-    if root.tag != "annotation":
-        raise Unusable("bad file", path, f"is not Pascal VOC: its root is <{root.tag}>, not <annotation>")
+    """Add the objects of one image, with the attributes of CVAT."""
+    root = scene.split.folder.read(path, parse_xml)
     scene.scale_from(*(to_number(root.findtext(f"size/{key}")) for key in ("width", "height")))
     for i, item in enumerate(root.iterfind("object")):
-        written = [item.findtext(f"bndbox/{key}") for key in CORNERS]
-        left, top, right, bottom = map(to_number, written)
-        # The first pixel is number 1 in the original data, and 0 for some tools.
-        box = (max(left - 1, 0.0), max(top - 1, 0.0), right, bottom)
-        visible = visible_by(item.findtext("occluded"), item.findtext("truncated"))
-        if to_flag(item.findtext("difficult")):
-            visible = 0.0
-        scene.add(str(item.findtext("name")), box, f"{path}, object {i}", written, visible)
+        marks = {part.tag: part.text for part in item}
+        marks |= {str(one.findtext("name")): one.findtext("value") for one in item.iterfind("attributes/attribute")}
+        turned, outline = item.find("robndbox"), item.find("polygon")
+        if turned is not None:
+            written = [turned.findtext(key) for key in ("cx", "cy", "w", "h", "angle")]
+            x, y, width, height, angle = map(to_number, written)
+            box = x - width / 2, y - height / 2, x + width / 2, y + height / 2
+            marks["rotation"] = str(math.degrees(angle))
+        elif outline is not None and item.find("bndbox") is None:
+            # Tags are x1, y1, x2, y2, ..., or x and y of each point.
+            written = [one.text for one in outline.iter() if one.tag[0] in "xy"]
+            box = around(*([one.text for one in outline.iter() if one.tag[0] == axis] for axis in "xy"))
+        else:
+            written = [item.findtext(f"bndbox/{key}") for key in ("xmin", "ymin", "xmax", "ymax")]
+            left, top, right, bottom = map(to_number, written)
+            # The first pixel is number 1 in the original data, and 0 for some tools.
+            box = left - (left >= 1), top - (top >= 1), right, bottom
+        scene.add(str(item.findtext("name")), box, f"{path}, object {i}", written, marks)

@@ -6,67 +6,71 @@ What can follow the class id of a line; numbers are fractions of the image's wid
     x1 y1 x2 y2 x3 y3 ...         an outline, or the corners of an oriented box
     x y w h and K × D keypoints   if data.yaml has "kpt_shape: [K, D]"
 
-A line with another count of numbers, or with numbers that are not fractions, is a bad box.
+Another count, numbers that are not fractions, and lines that may be two of these are bad boxes.
 """
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
-from .reading import Folder, decode_text, reading, to_number
+from .reading import UNREADABLE, Box, Folder, Unusable, around, parse_text, reading, to_number
 from .scene_builder import SceneBuilder
-from .source import ImageEntry, Source
+from .split import ImageEntry, Split
 
 
 DATA_FILES = ("data.yaml", "data.yml", "dataset.yaml")
 NAME_FILES = (*DATA_FILES, "classes.txt", "obj.names")
-UNKNOWN = (math.nan,) * 4
 
 
-def list_images(source: Source) -> Iterator[ImageEntry]:
-    """Images; the annotation is (path of the text file, {id: class name}, numbers of keypoints)."""
+def list_images(split: Split) -> Iterator[ImageEntry]:
+    """Images; the annotation is (path of the text file, data of `read_data`, is_regular).
+
+    `is_regular`: all lines of the split that are longer than a box have one length. Keypoints have, outlines seldom.
+    """
     # LabelImg writes classes.txt into the folder of the labels.
-    files = [*NAME_FILES, f"{source.layout['labels']}/classes.txt"]
-    files = [source.layout["classes"]] if "classes" in source.layout else files
-    options = [source.folder.root / name for name in files]
-    path = next((path for path in options if path.is_file()), options[0])
-    given = {"names": dict(enumerate(source.mapping.names))}
-    data = read_data(path, source.folder) if path.is_file() or not source.mapping.names else given
-    names, keypoints = data["names"], data.get("keypoints", 0)
-    for name, where, labels in source.pairs("labels", ".txt"):
-        yield name, where, (labels, names, keypoints)
+    files = [split.folder.root / name for name in NAME_FILES] + [split.paths["labels"] / "classes.txt"]
+    files = [split.paths["classes"]] if "classes" in split.paths else files
+    path = next((path for path in files if path.is_file()), files[0])
+    given = {"names": dict(enumerate(split.mapping.names))}
+    data = read_data(path, split.folder) if path.is_file() or not split.mapping.names else given
+    entries, lengths = list(split.pairs("labels", ".txt")), set[int]()
+    for _, _, labels in entries:
+        with suppress(Unusable):  # `add_labels` reports it
+            text = split.folder.read(labels, parse_text, keep=True)
+            lengths |= {len(line.split()) for line in text.splitlines()} - set(range(6))
+    for name, where, labels in entries:
+        yield name, where, (labels, data, len(lengths) == 1)
 
 
-def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[int, str], int]) -> None:
+def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[str, Any], bool]) -> None:
     """Add the box of each line."""
-    path, names, keypoints = annotation
+    path, data, is_regular = annotation
     scene.scale = scene.width, scene.height
-    for where, line in scene.source.folder.lines(path):
+    for where, line in scene.split.folder.lines(path):
         first, *numbers = line.split()
         class_id = to_number(first)
         if not class_id.is_integer() or len(numbers) < 4:
             scene.reject("bad record", where, f"{line[:80]!r} is not a class id with a box or an outline")
             continue
-        box, wrong = UNKNOWN, ""
+        name, box, wrong = data["names"].get(int(class_id), f"id {class_id:g}"), UNREADABLE, ""
         try:
-            box = box_of(numbers, keypoints)
+            box = box_of(list(map(to_number, numbers)), data.get("keypoints", 0), is_regular)
         except ValueError as error:
             wrong = str(error)
-        scene.add(names.get(int(class_id), f"id {class_id:g}"), box, where, line[:80], wrong=wrong)
+        scene.add(name, box, where, line[:80], wrong=wrong)
 
 
 def read_data(path: Path, folder: Folder, keep: bool = False) -> dict[str, Any]:
     """Keys of a data.yaml, with {id: class name} as "names"; "keypoints" is how many numbers of a line are keypoints.
 
-    The lines of a text file are the names. An id without a name, or with a blank one, is left out.
-
-    Raises:
-        Unusable: it cannot be read, has no names, or its "kpt_shape" is not [number of keypoints, 2 or 3].
+    The lines of a text file are the names. A blank name is left out.
     """
-    text = folder.parse(path, decode_text, keep)
+    text = folder.read(path, parse_text, keep)
     with reading(path, "class names cannot be read"):
         # The loader keeps every value as text: a class may be named "no" or "050".
         is_yaml = path.suffix in (".yaml", ".yml")
@@ -74,39 +78,33 @@ def read_data(path: Path, folder: Folder, keep: bool = False) -> dict[str, Any]:
         data = data if isinstance(data, dict) else {}
         names = data.get("names") or {}
         names = dict(enumerate(names)) if isinstance(names, list) else names
+        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+            raise ValueError(f"names must be a list, or {{id: name}}, got {data['names']!r}")
         data["names"] = {int(class_id): name.strip() for class_id, name in names.items() if name.strip()}
         if not data["names"]:
             raise ValueError("it has none")
     if shape := data.get("kpt_shape"):
         with reading(path, "kpt_shape is not [number of keypoints, 2 or 3]"):
-            if not isinstance(shape, list):
-                raise ValueError(shape)
-            data["keypoints"] = int(shape[0]) * int(shape[1])
+            count, size = shape if isinstance(shape, list) else [shape]
+            data["keypoints"] = int(count) * int(size)
     return data
 
 
-def box_of(numbers: list[str], keypoints: int) -> tuple[float, float, float, float]:
-    """Left, top, right and bottom from the numbers after a class id; the docstring of this module has the rule.
-
-    Args:
-        keypoints: how many numbers of a line are keypoints; 0 if data.yaml has no "kpt_shape".
-
-    Returns:
-        fractions of the image; NaN if one of the numbers cannot be read.
+def box_of(values: list[float], keypoints: int, is_regular: bool) -> Box:
+    """The box, in fractions, of the numbers after a class id.
 
     Raises:
-        ValueError: the numbers cannot be a box.
+        ValueError: the numbers cannot be a box, or may be two things.
     """
-    values = [to_number(number) for number in numbers]
     count = len(values)
     if not all(map(math.isfinite, values)):
-        return UNKNOWN
+        return UNREADABLE
     if keypoints and count not in (4, 4 + keypoints):
         raise ValueError(f"has {count} numbers; by kpt_shape of data.yaml it needs 4 + {keypoints}")
-    if count % 2 and not keypoints:
+    if not keypoints and (count % 2 or (count > 4 and is_regular and may_be_keypoints(values))):
         raise ValueError(
-            f"has {count} numbers; it needs 4 for a box, or an even count for an outline: remove confidences and "
-            'ids of tracks; keypoints need "kpt_shape" in data.yaml'
+            f"has {count} numbers; it needs 4 for a box, or an even count for an outline that cannot be keypoints: "
+            'keypoints need "kpt_shape" in data.yaml, confidences and ids of tracks must be removed'
         )
     is_box = bool(keypoints) or count == 4
     low, high = (-2, 2) if is_box else (-0.5, 1.5)  # corners of an oriented box may lie outside
@@ -114,6 +112,23 @@ def box_of(numbers: list[str], keypoints: int) -> tuple[float, float, float, flo
     if min(values) < low or max(values) > high:
         raise ValueError("is not in fractions of the image, 0 to 1")
     if not is_box:
-        return min(values[::2]), min(values[1::2]), max(values[::2]), max(values[1::2])
+        return around(values[::2], values[1::2])
     x, y, width, height = values
     return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+
+
+def may_be_keypoints(values: list[float]) -> bool:
+    """Whether 6 or more numbers may be a box in its image with points in it, or with two scores."""
+    center, size, rest = np.array(values[:2]), np.array(values[2:4]), values[4:]
+    if (center - size / 2 < -0.01).any() or (center + size / 2 > 1.01).any():
+        return False
+    if len(rest) == 2:
+        return min(rest) >= 0 and max(rest) <= 1
+    if len(rest) == 4 and (abs(center + rest[:2] - size - rest[2:]) < 0.01).all():
+        return False  # a turned box: its diagonals have one middle
+    for length in (2, 3) if len(rest) % 3 == 0 else (2,):
+        points = np.reshape(rest, (-1, length))
+        is_inside = (2 * abs(points[:, :2] - center) <= size + 0.01).all(1) | (points[:, :2] == 0).all(1)
+        if is_inside.all() and np.isin(points[:, 2:], (0, 1, 2)).all():
+            return True
+    return False

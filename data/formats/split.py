@@ -1,0 +1,146 @@
+"""One split of a labeled folder: its images, found by the names that annotations write, and its problems."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import Any
+
+from ...common.image_files import select_files
+from .mapping import SourceMapping
+from .names import find_by_name, index_files, stem_of
+from .reading import Folder, Unusable, parse_json
+
+
+ANNOTATIONS = (".txt", ".xml", ".json", ".jsonl", ".yaml", ".yml", ".csv")  # nobody takes them for images
+FOLDERS = ("labels", "annotations", "masks")  # of a split, besides "images"
+ImageEntry = tuple[str, str, Any]  # path below the image folder; file and record, for messages; annotation
+Entry = tuple[str, dict[str, Any]]  # file and record, for messages; JSON object
+
+
+@dataclass
+class Problems:
+    """Problems found in the input."""
+
+    keep: int = 1000
+    counts: Counter[str] = field(default_factory=Counter)  # by kind
+    messages: list[str] = field(default_factory=list)  # the first `keep`, and the first one of each kind
+    expected: set[str] = field(default_factory=set)  # kinds that are not errors, such as images of another split
+
+    def add(self, kind: str, where: object, message: str, expected: bool = False, count: int = 1) -> None:
+        """Count a problem at `where`: file:line, or file and record."""
+        if len(self.messages) < self.keep or kind not in self.counts:
+            self.messages.append(f"{where}: {message}")
+        self.counts[kind] += count
+        self.expected |= {kind} if expected else set()
+
+
+class Split:
+    """One split of a labeled folder. All methods raise `Unusable` for a file that cannot be read."""
+
+    def __init__(self, folder: Folder, mapping: SourceMapping, name: str, problems: Problems):
+        self.folder, self.mapping, self.problems, self.layout = folder, mapping, problems, mapping.splits[name]
+        self.paths = {key: folder.root / value for key, value in self.layout.items() if isinstance(value, str)}
+        self.boxes = Counter[str]()  # "all", and those "leaving" their image
+        images = self.paths["images"]
+        below = tuple(os.path.relpath(self.paths[key], images) + "/" for key in FOLDERS if key in self.paths)
+        files = [name for name in folder.files(images) if not name.startswith(below)]
+        names, note = select_files(name for name in files if not name.lower().endswith(ANNOTATIONS))
+        if note:
+            problems.add("files left out", images, note, expected=True)
+        self.images = index_files(names)  # {path without suffix: [paths]}, without masks in a folder below
+        self.listed: set[str] | None = None  # image paths, without suffix, in the file "list"
+        if "list" in self.paths:
+            self.listed = set()
+            for where, line in folder.lines(self.paths["list"]):
+                # VOC adds a column to the name. A path may have spaces.
+                found = find_by_name(self.images, line) or find_by_name(self.images, line.split()[0])
+                if not found:
+                    problems.add("missing image", where, f"image {line!r} is missing in {images}")
+                self.listed.update(map(stem_of, found))
+
+    def records(self, file: str, *keys: str) -> list[list[Entry]]:
+        """The objects of each list `keys` of a JSON file. A file that is a list, or JSON lines, is the first list."""
+        path = self.paths[file]
+        data = self.folder.read(path, parse_json)
+        data = {keys[0]: data} if isinstance(data, list) else data
+        if not (isinstance(data, dict) and all(isinstance(data.get(key), list) for key in keys)):
+            raise Unusable("bad file", path, f"is not a JSON object with the lists {', '.join(keys)}")
+        found: dict[str, list[Entry]] = {key: [] for key in keys}
+        for key, entries in found.items():
+            for i, entry in enumerate(data[key]):
+                if isinstance(entry, dict):
+                    known = entry.get("id", entry.get("name"))
+                    entries.append((f"{path}: {key}[{i}]" + ("" if known is None else f" ({known})"), entry))
+                else:
+                    self.problems.add("bad record", f"{path}: {key}[{i}]", "is not a JSON object")
+        return list(found.values())
+
+    def selects(self, stem: str) -> bool:
+        """Whether "only", "except" and "list" of the split select the image with this path, without suffix."""
+        patterns = [self.layout.get("only", ["*"]), self.layout.get("except", [])]
+        is_included, is_excluded = (any(fnmatchcase(stem, one) for one in listed) for listed in patterns)
+        return is_included and not is_excluded and (self.listed is None or stem in self.listed)
+
+    def by_name(self, entries: Sequence[ImageEntry]) -> Iterator[ImageEntry]:
+        """Yield entries whose image name has been resolved to a file; a problem if it is none, several, or used twice.
+
+        Images that no entry names are counted: they may belong to another split, or have lost their annotation.
+        """
+        folder, found = self.paths["images"], [find_by_name(self.images, written) for written, _, _ in entries]
+        uses = Counter(names[0] for names in found if len(names) == 1)
+        for names, (written, where, annotation) in zip(found, entries):
+            if not self.selects(stem_of(names[0] if names else written)):
+                continue
+            if not names:
+                self.problems.add("missing image", where, f"image {written!r} is missing in {folder}")
+            elif len(names) > 1:
+                message = f"image {written!r} may be {' or '.join(names)} in {folder}"
+                self.problems.add("two files of one name", where, message)
+            elif uses[names[0]] > 1:  # each entry may lack the labels of the others
+                self.problems.add("bad record", where, f"image {names[0]} is listed {uses[names[0]]} times")
+            else:
+                yield names[0], where, annotation
+        named = set().union(*found)
+        every = sorted(name for names in self.images.values() for name in names)
+        rest = [name for name in every if name not in named and self.selects(stem_of(name))]
+        if named and rest:
+            message = f"does not list {len(rest)} images of {folder}, such as {', '.join(rest[:3])}"
+            self.problems.add("image not listed", self.paths["annotations"], message, expected=True, count=len(rest))
+
+    def pairs(self, key: str, *suffixes: str) -> Iterator[ImageEntry]:
+        """Entries of images with their file in the folder `key`: 1.jpg with 1.txt, images/1.jpg with labels/1.txt."""
+        folder, annotations = self.paths[key], dict[str, list[str]]()
+        for stem, names in index_files(select_files(self.folder.files(folder), suffixes)[0]).items():
+            image = stem if stem in self.images else replace_last(stem, key, "images")
+            annotations.setdefault(image if image in self.images else stem, []).extend(names)
+        for stem in filter(self.selects, sorted(self.images.keys() | annotations.keys())):
+            images, found = self.images.get(stem, []), annotations.get(stem, [])
+            twins, place = (images, self.paths["images"]) if len(images) > 1 else (found, folder)
+            if len(twins) > 1:
+                message = f"{' and '.join(twins)} differ only in the suffix: none is read"
+                self.problems.add("two files of one name", place, message)
+            elif not found:
+                where = self.paths["images"] / images[0]
+                self.problems.add("image without annotation", where, f"has no annotation in {folder}")
+            elif images:
+                yield images[0], str(folder / found[0]), folder / found[0]
+            elif PurePosixPath(found[0]).name != "classes.txt":  # LabelImg's list of classes
+                message = f"has no image in {self.paths['images']}"
+                self.problems.add("annotation without image", folder / found[0], message)
+
+    def check_boxes(self) -> None:
+        """Report boxes of which most leave their image."""
+        count, leaving = self.boxes["all"], self.boxes["leaving"]
+        if count >= 3 and leaving > count / 2:
+            guess = "corners" if self.mapping.format in ("coco", "yolo") else "for images of another size"
+            message = f"{leaving} of {count} boxes leave their image: are these {guess}?"
+            self.problems.add("boxes that leave their image", self.folder.root, message, count=leaving)
+
+
+def replace_last(path: str, old: str, new: str) -> str:
+    """Path with its last folder named `old` renamed to `new`."""
+    head, found, tail = f"/{path}/".rpartition(f"/{old}/")
+    return f"{head}/{new}/{tail}".strip("/") if found else path
