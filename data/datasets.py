@@ -38,9 +38,9 @@ from ..common.files import DataError, new_folder
 from ..common.image_files import open_image, select_files
 from .formats import Problems, Record, load_mapping, read_source
 from .formats.drafting import draft_mapping
-from .formats.names import find_by_name, index_files, plain_name
 from .formats.reading import Folder, parse_text, reading, split_lines
 from .formats.scene_labels import read_scene_labels, with_scene_labels
+from .formats.split import find_by_name, index_files, plain_name
 from .near_duplicates import hash_file, near_duplicate_groups
 from .questions import Balancer, Question, ask, has_question, rebalance
 from .scene import SYNTHETIC, Scene, parse_scene
@@ -80,6 +80,7 @@ ADVICE = {
     "missing image": "correct 'images' of the split in the mapping",
     "image without annotation": "an image without objects needs an empty annotation file",
     "unlabeled image": "if these images have no objects, remove 'unlabeled' from the mapping",
+    "boxes that leave": "boxes of YOLO are center and size, boxes of COCO are left, top, width and height",
     "image not listed": "if these images are of the split, add them to its annotation file",
 }
 JPEG_QUALITY = 92  # of synthetic images: about 20 kB each, without visible artifacts

@@ -364,12 +364,21 @@ def test_own_questions_get_defaults_and_the_names_of_their_folders(tmp_path):
 
 NAMES = ["test_drive/1.png", "2.train.png", "dev/3.JPG", "evaluation.png"]
 LINES = "\r\n".join(line(f".\\{name}", ["Is it\u2028night?"]) for name in NAMES)
-CSV = "\n".join(["file_name,questions,answers", *(f'{name},"[""Is it\u2028night?""]",yes.' for name in NAMES)])
+CSVS = [  # of Excel in other countries, too
+    "\n".join(
+        [
+            mark.join(["file_name", "questions", "answers"]),
+            *(f'{name}{mark}"[""Is it\u2028night?""]"{mark}yes.' for name in NAMES),
+        ]
+    )
+    for mark in (",", ";", "\t")
+]
 
 
-@pytest.mark.parametrize(("metadata", "text"), [("metadata.jsonl", LINES), ("metadata.csv", CSV)])
-def test_all_own_questions_are_read_whatever_the_names(tmp_path, capsys, metadata, text):
-    text = b"\xef\xbb\xbf" + text.encode()
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+@pytest.mark.parametrize(("metadata", "text"), [("metadata.jsonl", LINES), *[("metadata.csv", text) for text in CSVS]])
+def test_all_own_questions_are_read_whatever_the_names(tmp_path, capsys, metadata, text, encoding):
+    text = text.encode(encoding)
     folder = write_own(tmp_path / "my [1] test*", *NAMES, "left_out.png", text=text, metadata=metadata)
     rows = load_rows([folder], prefer="train")
     assert rows["questions"] == [["Is it\u2028night?"]] * 4 and rows["answers"] == [["yes"]] * 4

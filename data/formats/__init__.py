@@ -1,9 +1,7 @@
 """Readers of annotated images: COCO, YOLO, Pascal VOC, KITTI, BDD100K and masks → records of image and scene.
 
-A mapping file says what the class names of a source mean, and which categories are labeled exhaustively; `drafting`
-writes one for a YOLO, COCO or Pascal VOC folder. Bad input is counted and skipped, and limits only the scene of its
-image. Only the header of an image is read; files outside of the source are not read, not even through links.
-
+A mapping file says what the class names of a source mean, and which categories are labeled exhaustively. Bad input is
+counted, and limits the scene of its image. Only the header of an image is read, and no file outside of the source.
 The module of each format has two functions: `list_images` yields the images of a `Split`, and `add_labels` adds the
 labels of one image to a `SceneBuilder`.
 """

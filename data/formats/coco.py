@@ -8,7 +8,7 @@ from typing import Any
 
 from ...common.files import DataError
 from ..scene import CLASSES
-from .reading import Box, around, to_number
+from .reading import around, to_number
 from .scene_builder import SceneBuilder
 from .split import ImageEntry, Split
 
@@ -21,9 +21,6 @@ def list_images(split: Split) -> Iterator[ImageEntry]:
 
     `unchecked` are class names that may lack labels in the image. It is None, for all classes, if the image has no id,
     no label of the file belongs to an image, or an image id in a label is of another type than those of images.
-
-    Raises:
-        DataError: two categories have one id.
     """
     categories, images, annotations = split.records("annotations", "categories", "images", "annotations")
     names: dict[int | str | None, str] = {}
@@ -33,16 +30,15 @@ def list_images(split: Split) -> Iterator[ImageEntry]:
             raise DataError(f"{where}: categories {names[key]!r} and {name!r} have the same id {key}")
     uses = Counter(to_key(image.get("id")) for _, image in images)
     labels: dict[int | str | None, list[Any]] = {key: [] for key in uses}
-    types = {type(key) for key in uses if key is not None}
-    is_placed = True
+    strays = set[type]()
     for where, label in annotations:
         image_key, category_key = to_key(label.get("image_id")), to_key(label.get("category_id"))
         if image_key in labels and image_key is not None:
             labels[image_key].append((where, names.get(category_key, f"id {label.get('category_id')}"), label))
         else:
             split.problems.add("annotation without image", where, f"there is no image {label.get('image_id')!r}")
-            is_placed = is_placed and type(image_key) in types
-    is_placed = is_placed and (not annotations or any(labels.values()))
+            strays.add(type(image_key))
+    is_placed = strays <= {type(key) for key in uses} - {type(None)} and (not annotations or any(labels.values()))
     entries: list[ImageEntry] = []
     for where, image in images:
         key = to_key(image.get("id"))
@@ -52,7 +48,7 @@ def list_images(split: Split) -> Iterator[ImageEntry]:
             unchecked: set[str] | None = set() if is_placed and key is not None else None
             if unchecked is not None and not image.keys().isdisjoint(LVIS):
                 listed = (image[ids] if isinstance(image.get(ids), list) else [] for ids in LVIS)
-                absent, partly = ({names.get(to_key(one)) for one in ids} for ids in listed)
+                absent, partly = ({names.get(to_key(one), "") for one in ids} for ids in listed)
                 unchecked = set(names.values()) - absent - {name for _, name, _ in labels[key]} | partly
             name = str(image.get("file_name") or image.get("coco_url"))
             entries.append((name, where, (image, labels[key], unchecked)))
@@ -69,23 +65,22 @@ def add_labels(scene: SceneBuilder, annotation: tuple[dict[str, Any], list[Any],
         scene.mark_uncertain(meaning, lost=True)
     scene.scale_from(to_number(image.get("width")), to_number(image.get("height")))
     for where, name, label in labels:
-        attributes, area = label.get("attributes"), to_number(label.get("area")) * math.prod(scene.scale)
+        bbox, outlines, attributes = (label.get(key) for key in ("bbox", "segmentation", "attributes"))
         marks = label | attributes if isinstance(attributes, dict) else label
-        if has_outline := isinstance(label.get("segmentation"), list | dict) and any(label["segmentation"]):
+        if bbox or not isinstance(outlines, list):
+            left, top, width, height = map(
+                to_number, bbox if isinstance(bbox, list) and len(bbox) == 4 else [None] * 4
+            )
+            box = left, top, left + width, top + height
+        else:
+            values = [value for part in outlines for value in (part if isinstance(part, list) else [part])]
+            box = around(values[::2], values[1::2])
+        area = None  # without an outline, "area" is that of the box, not of what is visible
+        if isinstance(outlines, list | dict) and any(outlines):
+            visible = to_number(label.get("area")) * math.prod(scene.scale)
+            area = visible if 0 < visible < math.inf else None
             marks = marks | {"rotation": 0}  # the box is around the outline
-        # Without an outline, "area" is that of the box, not of what is visible.
-        area = area if has_outline and 0 < area < math.inf else None
-        scene.add(name, corners_of(label), where, label.get("bbox"), marks, area=area)
-
-
-def corners_of(label: dict[str, Any]) -> Box:
-    """The box of the "bbox" of a label, or of its outlines."""
-    bbox, outlines = label.get("bbox"), label.get("segmentation")
-    if bbox or not isinstance(outlines, list):
-        left, top, width, height = map(to_number, bbox if isinstance(bbox, list) and len(bbox) == 4 else [None] * 4)
-        return left, top, left + width, top + height
-    values = [value for part in outlines for value in (part if isinstance(part, list) else [part])]
-    return around(values[::2], values[1::2])
+        scene.add(name, box, where, bbox, marks, area=area)
 
 
 def to_key(value: Any) -> int | str | None:

@@ -1,7 +1,6 @@
 """Draft a mapping for a folder that has none: with YOLO's data.yaml or obj.names, COCO JSON or Pascal VOC XML files.
 
-Classes are matched by name. The draft is saved, to be edited: its notes say which classes have no category yet, and what
-is assumed to be labeled exhaustively.
+Classes are matched by name. The notes of a draft say which have no category, and what is assumed to be exhaustive.
 """
 
 import json
@@ -17,9 +16,8 @@ from ...common.image_files import select_files
 from ..scene import CLASSES, LIGHT_STATES, classes_of
 from .coco import to_key
 from .mapping import MAPPINGS, SourceMapping, normalize, parse_mapping
-from .names import keys_of, plain_name, stem_of
 from .reading import EXPORT, Folder, Unusable, parse_json, parse_xml, reading
-from .split import replace_last
+from .split import keys_of, plain_name, replace_last, stem_of
 from .yolo import DATA_FILES, read_data
 
 
@@ -28,17 +26,16 @@ SPLITS = ("train", "val", "test")
 
 @dataclass
 class Found:
-    """The format, splits and class names of a folder, and notes for the reader of the mapping.
-
-    `exhaustive` are normalized names of classes that each file labels exhaustively, None for all; `is_stated`: it says so.
-    """
+    """The labels of a folder."""
 
     format: str
     splits: dict[str, dict[str, str]] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-    exhaustive: set[str] | None = None
-    is_stated: bool = False
-    notes: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)  # of classes
+    exhaustive: set[str] | None = (
+        None  # normalized names of the classes that every file labels exhaustively; None: all
+    )
+    is_stated: bool = False  # the files say what is exhaustive
+    notes: list[str] = field(default_factory=list)  # for the reader of the mapping
 
 
 def draft_mapping(folder: Folder, path: Path) -> tuple[SourceMapping, str]:
@@ -67,28 +64,23 @@ def draft_mapping(folder: Folder, path: Path) -> tuple[SourceMapping, str]:
     content |= match_classes(found)
     text, use = json.dumps(content, indent=2, ensure_ascii=False) + "\n", f"--source {path}={root}"
     if path.exists() and path.read_bytes() != text.encode():
-        raise DataError(
-            f"{path} differs from the draft for {root}: it was edited, the folder has changed, or it belongs to "
-            f"another one. {use} uses it as it is; for a new draft, delete it or choose another --output_dir"
+        why = (
+            f"{path} differs from the draft for {root}: it was edited, the folder has changed, or it is of another one"
         )
+        raise DataError(f"{why}. {use} uses it as it is; for a new draft, delete it or choose another --output_dir")
     atomic_write_text(path, text)
     if found.names and not any(content["classes"].values()):
-        raise DataError(
-            f"{root}: none of its classes ({', '.join(found.names)}) has the name of one of our categories: map "
-            f"them under 'classes' of {path}, and use {use}"
-        )
+        why = f"none of its classes ({', '.join(found.names)}) has the name of one of our categories"
+        raise DataError(f"{root}: {why}: map them under 'classes' of {path}, and use {use}")
     mapping = parse_mapping(content)
-    meanings = {name: mapping.find(name) for name in content["classes"]}
-    read_as = ", ".join(f"{name} = {(one and one.category) or 'ignored'}" for name, one in meanings.items())
+    meanings = ((name, mapping.find(name)) for name in content["classes"])
+    read_as = ", ".join(f"{name} = {(one and one.category) or 'ignored'}" for name, one in meanings)
     lines = [f"{root} is read as {found.format}, by {path}:", read_as, *content["notes"], f"To change it: {use}"]
     return mapping, "\n  ".join(line for line in lines if line)
 
 
 def match_classes(found: Found) -> dict[str, Any]:
-    """The keys "classes", "exhaustive", "attributed" and "notes" of a mapping file, by the names of the classes.
-
-    Exhaustive are the categories that a class names exactly, if every file labels it exhaustively.
-    """
+    """The keys "classes", "exhaustive", "attributed" and "notes" of a mapping file, by the names of the classes."""
     own, others = _known_names()
     keys = {name: normalize(name) for name in found.names}
     meanings = {name: dict((own | others)[key]) for name, key in keys.items() if key in own or key in others}
@@ -107,15 +99,15 @@ def match_classes(found: Found) -> dict[str, Any]:
     if ridden and "person" in exhaustive and "rider" not in {entry["class"] for entry in meanings.values()}:
         for entry in ridden.values():
             entry["maybe"] = ["person"]
+        unless = "Take 'maybe' out where they have boxes as persons."
         notes.append(
-            f"Riders may be a part of {' and '.join(ridden)}: with one there, 'no person' is not known. Take 'maybe' "
-            "out where they have boxes as persons."
+            f"Riders may be a part of {' and '.join(ridden)}: with one there, 'no person' is not known. {unless}"
         )
     if unmatched := [name for name in found.names if name not in meanings]:
-        notes.append(
-            f"No category for {', '.join(unmatched)}: nothing is known to be absent from images with them. Add them "
-            "to 'classes', with a category or null."
+        unknown = (
+            "nothing is known to be absent from images with them. Add them to 'classes', with a category or null."
         )
+        notes.append(f"No category for {', '.join(unmatched)}: {unknown}")
     if not found.names:
         notes.append("No object is labeled: only --scene_labels or questions of your own tell what the images show.")
     lights = [entry for entry in meanings.values() if entry["class"] == "traffic light"]
@@ -143,10 +135,8 @@ def _find_yolo(folder: Folder) -> Found:
         return found
     data = read_data(path, folder, keep=True)
     found.names = list(data["names"].values())
-    values = [(split, data.get(split)) for split in SPLITS]
-    if path.name == "obj.names":
-        values = [(_split_of(place), place.name) for place in sorted(root.glob("obj_*_data"))]
-    for split, value in values:
+    places = [(_split_of(place), place.name) for place in sorted(root.glob("obj_*_data"))]
+    for split, value in places if path.name == "obj.names" else [(split, data.get(split)) for split in SPLITS]:
         images = _find_images(root, value, data) if isinstance(value, str) and split not in found.splits else None
         if images is not None:
             # Like Ultralytics: in place of the last folder "images", otherwise in the folder of the images.

@@ -1,7 +1,4 @@
-"""KITTI: a text file of boxes for each image.
-
-A DontCare region is not labeled: its mapping is null, with "maybe" all categories that it may contain.
-"""
+"""KITTI: a text file of boxes for each image. DontCare is mapped to null, with "maybe" all that it may contain."""
 
 import math
 from collections.abc import Iterator
@@ -13,8 +10,7 @@ from .scene_builder import SceneBuilder
 from .split import ImageEntry, Split
 
 
-# "occluded": fully visible, partly hidden, largely hidden, unknown
-VISIBLE = {0: 1.0, 1: 0.7, 2: 0.25, 3: 0.0}
+VISIBLE = {0: 1.0, 1: 0.7, 2: 0.25, 3: 0.0}  # "occluded": fully visible, partly hidden, largely hidden, unknown
 
 
 def list_images(split: Split) -> Iterator[ImageEntry]:

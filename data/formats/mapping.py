@@ -1,7 +1,6 @@
 """Mapping files: what the class names of a source mean in our categories, and which of them it labels completely.
 
-The comments of `SourceMapping` explain the keys, of which all but the first four are optional. "license" and "notes" are
-for human readers.
+Comments in `SourceMapping` explain the keys. The first four are required; "license" and "notes" are for human readers.
 """
 
 import json
@@ -40,17 +39,15 @@ class SourceMapping:
 
     name: str  # of the source
     format: str  # a key of LAYOUTS
-    # {"train": {"images": folder, and "annotations", "labels", "masks", "classes" as the format needs; "only", "except":
-    # lists of patterns of image paths below that folder, without suffix; "list": a text file of such paths; "part": for
-    # coco, only images whose entry has this "part"}}; paths are relative to the source's folder, and inside it
+    # {"train": {"images": folder, and "annotations", "labels", "masks", "classes" as the format needs; "only" and
+    # "except": lists of patterns of image paths below that folder, without suffix; "list": a text file of such paths;
+    # "part": for coco, only images whose entry has it}}; paths are relative to the source's folder, and inside it
     splits: dict[str, dict[str, Any]]
-    # {class name of the source: category}; null ignores the class. The long form is {"class": category or null, "maybe":
-    # [other possible categories], attribute: value}. Case, "_", "-" and spaces in a name make no difference.
+    # {class name of the source: category}; null ignores the class. The long form is {"class": category or null,
+    # "maybe": [other possible categories], attribute: value}. Case, "_", "-" and spaces make no difference.
     classes: dict[str, ClassMapping]
     exhaustive: frozenset[str] = frozenset()  # categories of which every visible object is labeled
-    attributed: dict[str, frozenset[str]] = field(
-        default_factory=dict
-    )  # {category: [attributes of every object of it]}
+    attributed: dict[str, frozenset[str]] = field(default_factory=dict)  # {category: attributes that all have}
     scene_attributes: dict[str, str] = field(default_factory=dict)  # {name: value} of every image
     scene_attributes_of: dict[str, dict[str, str]] = field(default_factory=dict)  # by pattern of image paths
     # {scene attribute or attribute: {"from": key, "values": {value of the source: ours or null}}}, for bdd100k
@@ -75,8 +72,7 @@ def normalize(name: str) -> str:
 def load_mapping(mapping: str | Path) -> SourceMapping:
     """The mapping in a JSON file, given by its path, or by the name of one in `data/formats/mappings`.
 
-    Raises:
-        DataError: the file cannot be read or is not a valid mapping; the message names the file and the wrong value.
+    A file that is missing or wrong is a `DataError` that names the wrong value.
     """
     path = Path(mapping) if Path(mapping).suffix == ".json" else MAPPINGS / f"{mapping}.json"
     if not path.is_file():
@@ -100,19 +96,14 @@ def parse_mapping(raw: dict[str, Any]) -> SourceMapping:
         meaning = _parse_class(name, entry, mapping.exhaustive)
         if classes.setdefault(normalize(name), meaning) != meaning:
             raise ValueError(f"classes: {name!r} occurs twice, in two spellings, with different meanings")
-    mapped = {meaning.category for meaning in classes.values()}
-    labeled = [name for name in CLASSES if any(member in mapped and is_a(member, name) for member in CLASSES)]
-    _check("exhaustive", mapping.exhaustive, labeled)
-    _check("attributed", mapping.attributed, [category for category in CLASSES if category in mapped])
+    mapped = [name for name in CLASSES if any(meaning.category == name for meaning in classes.values())]
+    _check("exhaustive", mapping.exhaustive, [name for name in CLASSES if any(is_a(one, name) for one in mapped)])
+    _check("attributed", mapping.attributed, mapped)
     for category, attributes in mapping.attributed.items():
         _check(f"attributed of {category!r}", attributes, ATTRIBUTES)
-    return replace(
-        mapping,
-        classes=classes,
-        exhaustive=frozenset(mapping.exhaustive),
-        attributed={category: frozenset(names) for category, names in mapping.attributed.items()},
-        names=tuple(map(str, mapping.names)),
-    )
+    attributed = {category: frozenset(names) for category, names in mapping.attributed.items()}
+    exhaustive, names = frozenset(mapping.exhaustive), tuple(map(str, mapping.names))
+    return replace(mapping, classes=classes, exhaustive=exhaustive, attributed=attributed, names=names)
 
 
 def _parse_class(name: str, entry: Any, exhaustive: Iterable[str]) -> ClassMapping:

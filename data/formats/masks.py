@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from ..scene import GRID, SceneObject
+from .coco import to_key
 from .mapping import ClassMapping
 from .reading import Unusable
 from .scene_builder import SceneBuilder
@@ -19,22 +20,19 @@ IGNORED = 255  # "void", "ignore": pixels without a label, in most data sets
 
 def list_images(split: Split) -> Iterator[ImageEntry]:
     """Images; the annotation is (path of the mask, {id: class name})."""
-    names = dict(enumerate(split.mapping.names))
+    names: dict[Any, str] = dict(enumerate(split.mapping.names))
     if "classes" in split.layout:
-        for where, entry in split.records("classes", "categories")[0]:
-            if isinstance(entry.get("id"), int):
-                names[entry["id"]] = str(entry.get("name"))
-            else:
-                split.problems.add("bad record", where, f"id must be a whole number, got {entry.get('id')!r}")
+        [categories] = split.records("classes", "categories")
+        names |= {to_key(entry.get("id")): str(entry.get("name")) for _, entry in categories}
     for name, where, path in split.pairs("masks", ".png", ".bmp", ".tif", ".tiff"):
         yield name, where, (path, names)
 
 
-def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[int, str]]) -> None:
+def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[Any, str]]) -> None:
     """Add one object for each category in a mask: all of its pixels together, which are not an instance.
 
-    The mapping's "presence" sets the minimum size. An area smaller than "absent" is ignored. One smaller than
-    "present" may be overlooked or an error: it gets `visible=0.0`, so that no question is about its category.
+    An area smaller than "absent" of the mapping's "presence" is ignored. One smaller than "present" may be an error:
+    it gets `visible=0.0`, so that no question is about its category.
     """
     path, names = annotation
     mask = _read(scene, path)
@@ -57,14 +55,13 @@ def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[int, str]]) -> 
         if mapping.category is None:
             continue
         rows, columns = np.flatnonzero(filled.any(1)), np.flatnonzero(filled.any(0))
-        fields: dict[str, Any] = {
-            "box": (float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)),
-            "area": float(area),
-            "visible": 0.0 if area < presence["present"] * scale else 1.0,
-            "attributes": mapping.attributes,
-            "coverage": tuple(map(tuple, mask_coverage(filled).round(4).tolist())),
-        }
-        scene.objects.append(SceneObject(mapping.category, **fields, is_instance=False))
+        box = float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
+        visible = 0.0 if area < presence["present"] * scale else 1.0
+        coverage = tuple(map(tuple, mask_coverage(filled).round(4).tolist()))
+        item = SceneObject(
+            mapping.category, box, float(area), visible, mapping.attributes, coverage, is_instance=False
+        )
+        scene.objects.append(item)
 
 
 def mask_coverage(filled: np.ndarray) -> np.ndarray:
@@ -78,7 +75,7 @@ def mask_coverage(filled: np.ndarray) -> np.ndarray:
 
 def _read(scene: SceneBuilder, path: Path) -> np.ndarray:
     """Class ids [H, W] of a mask, which may be gray saved as RGB."""
-    wrong = {"message": "mask cannot be decoded", "kind": "corrupt image"}
+    wrong: Any = {"message": "mask cannot be decoded", "kind": "corrupt image"}
     mask = scene.split.folder.read(path, lambda file: np.asarray(Image.open(file)), **wrong)
     if mask.shape[:2] != (scene.height, scene.width):
         shape = f"{mask.shape[1]} × {mask.shape[0]}"

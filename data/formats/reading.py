@@ -99,11 +99,11 @@ class Folder:
 
 
 def parse_text(file: BinaryIO) -> str:
-    """The text of a file in UTF-8, with or without a byte-order mark, or in UTF-16 with one."""
+    """The text of a file in UTF-8, or in UTF-16 with a byte-order mark."""
     content = file.read()
     is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if not is_utf16 and b"\0" in content:
-        raise ValueError("it has zero bytes, as UTF-16 without a byte-order mark: save it as UTF-8")
+        raise ValueError("it has zero bytes, as UTF-16 without a mark: save it as UTF-8")
     return content.decode("utf-16" if is_utf16 else "utf-8-sig")
 
 

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -12,9 +13,8 @@ from PIL import ExifTags, Image
 
 from ..scene import CLASSES, GRID, Scene, SceneObject, classes_of, given_to_all
 from .mapping import ClassMapping
-from .names import stem_of
-from .reading import Box, Unusable, to_flag, to_number
-from .split import Split
+from .reading import UNREADABLE, Box, Unusable, to_flag, to_number
+from .split import Split, stem_of
 
 
 HIDING = {"occluded": 0.7, "truncated": 0.7, "difficult": 0.0}  # visible fractions; at 0, no question is asked
@@ -42,7 +42,7 @@ class SceneBuilder:
         self.split, self.where = split, where
         self.image = split.paths["images"] / name
         self.image_id = PurePosixPath(split.layout["images"], name).as_posix()
-        wrong = {"where": where, "message": f"image {self.image} cannot be opened", "kind": "corrupt image"}
+        wrong: Any = {"where": where, "message": f"image {self.image} cannot be opened", "kind": "corrupt image"}
         self.width, self.height = split.folder.read(self.image, upright_size, **wrong)
         self.scale = 1.0, 1.0  # from the units of the boxes to pixels of the image file
         self.group = ""  # camera or drive
@@ -70,16 +70,12 @@ class SceneBuilder:
         return meaning
 
     def scale_from(self, width: float, height: float) -> None:
-        """Set the scale for boxes in pixels of an image of this size; an unknown size, 0 or not finite, is ignored.
-
-        Raises:
-            Unusable: the size is negative, or of another proportion, so that the image was not only resized.
-        """
+        """Set the scale for boxes in pixels of an image of this size; an unknown size, 0 or not finite, is ignored."""
         if width < 0 or height < 0:
             raise Unusable("image size", self.where, f"the size {width:g} × {height:g} of its annotation is negative")
         if 0 < width < math.inf and 0 < height < math.inf:
             scale_x, scale_y = self.scale = self.width / width, self.height / height
-            if abs(scale_x - scale_y) > 0.02 * max(scale_x, scale_y):
+            if abs(scale_x - scale_y) > 0.02 * max(scale_x, scale_y):  # not only resized
                 sizes = f"{self.width} × {self.height}, its annotation is for {width:g} × {height:g}"
                 raise Unusable("image size", self.where, f"the image is {sizes}")
 
@@ -111,12 +107,9 @@ class SceneBuilder:
         meaning, marks = self.find(name, where), marks or {}
         if meaning is None or (meaning.category is None and not meaning.maybe):
             return
-        try:
-            if wrong:
-                raise ValueError(wrong)
-            clipped, inside = self.clip(box, written, to_number(marks.get("rotation") or 0))
-        except ValueError as error:
-            self.split.problems.add("bad box", where, f"box {written} of {name!r} {error}")
+        clipped, inside, flaw = self.clip(box, written, to_number(marks.get("rotation") or 0))
+        if wrong or flaw:
+            self.split.problems.add("bad box", where, f"box {written} of {name!r} {wrong or flaw}")
             self.mark_uncertain(meaning, lost=True)
             return
         left, top, right, bottom = clipped
@@ -137,36 +130,33 @@ class SceneBuilder:
             self.seen.add(key)
             self.objects.append(item)
 
-    def clip(self, box: Sequence[float], written: object, rotation: float) -> tuple[Box, float]:
-        """(part of a turned box inside the image, in pixels; fraction of the box that it is).
-
-        Raises:
-            ValueError: the box cannot be used.
-        """
+    def clip(self, box: Sequence[float], written: object, rotation: float) -> tuple[Box, float, str]:
+        """(part of a turned box inside the image, in pixels; fraction of the box; why it cannot be used or "")."""
         left, top, right, bottom = (side * self.scale[i % 2] for i, side in enumerate(box))
         width, height = right - left, bottom - top
         if not all(map(math.isfinite, (left, top, right, bottom, width * height, rotation))):
             is_comma = re.search("[0-9],[0-9]", str(written))
-            raise ValueError(f"is not four numbers{': decimals need a point' if is_comma else ''}")
-        if width * height <= 0 or width < 0:
-            is_negative = width < 0 or height < 0
-            raise ValueError(
-                f"has a {'width' if width < 0 else 'height'} that is negative" if is_negative else "has no size"
-            )
+            return UNREADABLE, 0.0, f"is not four numbers{': decimals need a point' if is_comma else ''}"
+        if width < 0 or height < 0:
+            return UNREADABLE, 0.0, f"has a {'width' if width < 0 else 'height'} that is negative"
+        if width * height == 0:
+            return UNREADABLE, 0.0, "has no size"
         if rotation:
             cosine, sine = abs(math.cos(math.radians(rotation))), abs(math.sin(math.radians(rotation)))
             x, y = (width * cosine + height * sine - width) / 2, (width * sine + height * cosine - height) / 2
             left, top, right, bottom = left - x, top - y, right + x, bottom + y
-            width, height = right - left, bottom - top
-        if max(right, bottom) <= 1 < min(self.width, self.height):
-            raise ValueError("lies within the first pixel: are these fractions of the image in place of pixels?")
         clipped = max(left, 0.0), max(top, 0.0), min(right, float(self.width)), min(bottom, float(self.height))
-        inside = max(clipped[2] - clipped[0], 0.0) * max(clipped[3] - clipped[1], 0.0) / (width * height)
+        inside = (
+            max(clipped[2] - clipped[0], 0.0) * max(clipped[3] - clipped[1], 0.0) / ((right - left) * (bottom - top))
+        )
         self.split.boxes.update(all=1, leaving=inside < 1 - LEAVING)
+        flaw = ""
         if inside < 1 - LOST:
             part = "" if inside == 0 else f"to {1 - inside:.0%} "
-            raise ValueError(f"lies {part}outside its image of {self.width} × {self.height}")
-        return clipped, inside
+            flaw = f"lies {part}outside its image of {self.width} × {self.height}"
+        elif max(right, bottom) <= 1 < min(self.width, self.height):
+            flaw = "lies within the first pixel: are these fractions of the image in place of pixels?"
+        return clipped, inside, flaw
 
     def finish(self) -> Record | None:
         """Record of the image, or None if it has no label and the mapping excludes such images."""
@@ -175,26 +165,17 @@ class SceneBuilder:
             message = "has no label; in this source such images are not empty, but were not labeled"
             self.split.problems.add("unlabeled image", self.image, message, expected=True)
             return None
-        attributed = given_to_all(mapping.attributed, self.objects)
-        scene = Scene(
-            self.width,
-            self.height,
-            tuple(self.objects),
-            scene_attributes=self.scene_attributes,
-            exhaustive=mapping.exhaustive - self.uncertain,
-            attributed={category: names for category, names in attributed.items() if category not in self.uncertain},
-            source=mapping.name,
-            image_id=self.image_id,
-        )
+        given = given_to_all(mapping.attributed, self.objects)
+        attributed = {category: names for category, names in given.items() if category not in self.uncertain}
+        known = self.scene_attributes, mapping.exhaustive - self.uncertain, attributed
+        scene = Scene(self.width, self.height, tuple(self.objects), *known, mapping.name, self.image_id)
         return Record(self.image, scene, self.group)
 
 
 def upright_size(file: BinaryIO) -> tuple[int, int]:
     """Width and height of an image as labeling tools show it, turned by its EXIF. Pixels are not decoded."""
     with Image.open(file) as image:
-        width, height = image.size
-        try:
+        (width, height), turn = image.size, None
+        with suppress(Exception):  # viewers ignore a broken EXIF block
             turn = image.getexif().get(ExifTags.Base.Orientation)  # decodes a PNG: its EXIF may follow the pixels
-        except Exception:  # viewers ignore a broken EXIF block
-            turn = None
         return (height, width) if turn in (5, 6, 7, 8) and image.format != "TIFF" else (width, height)

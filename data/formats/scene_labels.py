@@ -12,17 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..scene import CLASSES, PRESENCE_ONLY, TABLES, Scene, classes_of
-from .names import plain_name
 from .reading import Folder
-from .split import Problems
+from .split import Problems, plain_name
 
 
 _FIELDS = TABLES["scene_labels"]["fields"]
 SCENE_VALUES: dict[str, tuple[str, ...]] = {name: tuple(field["values"]) for name, field in _FIELDS.items()}
 # {field: (scene attribute, {value: value of the scene attribute})}
-SCENE_ATTRIBUTE_OF: dict[str, tuple[str, dict[str, str]]] = {
-    name: (field["attribute"], field["values"]) for name, field in _FIELDS.items()
-}
+SCENE_ATTRIBUTE_OF = {name: (field["attribute"], field["values"]) for name, field in _FIELDS.items()}
 SEEN, SEEN_BY_DRIVERS = (tuple(TABLES["scene_labels"][name]) for name in ("seen", "seen_by_drivers"))
 VEHICLES = frozenset(TABLES["scene_labels"]["vehicles"])
 CLASS_OF: dict[str, str] = TABLES["scene_labels"]["classes"]  # of categories of scene labels, where it differs
@@ -39,11 +36,7 @@ class SceneLabels:
 
 
 def read_scene_labels(path: Path, problems: Problems) -> Iterator[tuple[str, SceneLabels]]:
-    """Yield (image path as `plain_name` gives it, labels) for each line of a file. Invalid lines are `problems`.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Yield (image path as `plain_name` gives it, labels) for each line of a file. Invalid lines are `problems`."""
     asked = frozenset(SEEN) | (frozenset(SEEN_BY_DRIVERS) if path.stem == "bdd100k" else frozenset())
     for where, line in Folder(path.parent).lines(path):
         try:
@@ -66,11 +59,10 @@ def with_scene_labels(scene: Scene, labels: SceneLabels) -> Scene:
 
     They say no only if nobody saw one by looking either: boxes often leave out far and parked objects.
     """
-    attributes = {}
+    attributes = dict(scene.scene_attributes)
     for name, value in labels.values.items():
         attribute, values = SCENE_ATTRIBUTE_OF[name]
-        if value != "none":
-            attributes[attribute] = values[value]
+        attributes |= {attribute: values[value]} if value != "none" else {}
     presence = {
         CLASS_OF.get(name, name): name in labels.present
         for name in sorted(labels.asked - labels.unsure)
@@ -85,5 +77,4 @@ def with_scene_labels(scene: Scene, labels: SceneLabels) -> Scene:
     seen = {name for one in seen for name in classes_of(one)}
     exhaustive = scene.exhaustive - (seen - boxed)
     presence = {name: is_present for name, is_present in presence.items() if name not in exhaustive | boxed}
-    attributes = scene.scene_attributes | attributes
     return replace(scene, exhaustive=exhaustive, scene_attributes=attributes, presence=presence)

@@ -1,16 +1,18 @@
 """One split of a labeled folder: its images, found by the names that annotations write, and its problems."""
 
 import os
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
-from ...common.image_files import select_files
+from ...common.image_files import IMAGE_SUFFIXES, select_files
 from .mapping import SourceMapping
-from .names import find_by_name, index_files, stem_of
 from .reading import Folder, Unusable, parse_json
 
 
@@ -144,3 +146,48 @@ def replace_last(path: str, old: str, new: str) -> str:
     """Path with its last folder named `old` renamed to `new`."""
     head, found, tail = f"/{path}/".rpartition(f"/{old}/")
     return f"{head}/{new}/{tail}".strip("/") if found else path
+
+
+def plain_name(name: str) -> str:
+    """A path as all systems write it: "/" between folders, and an accent in one character with its letter (NFC)."""
+    return unicodedata.normalize("NFC", name.replace("\\", "/"))
+
+
+def stem_of(name: str) -> str:
+    """The path of a file without its suffix, in the form of `plain_name`."""
+    return os.path.splitext(plain_name(name))[0]
+
+
+def index_files(names: Iterable[str]) -> dict[str, list[str]]:
+    """Files by their path without suffix: {"cam1/7": ["cam1/7.jpg", "cam1/7.png"]}."""
+    index: dict[str, list[str]] = {}
+    for name in names:
+        index.setdefault(stem_of(name), []).append(name)
+    return index
+
+
+def spellings(written: str) -> list[str]:
+    """Paths that a name may mean: the name, or the path in an address (a.jpg?key=1, ?d=a.jpg), percent-encoded."""
+    local = re.findall(r"[?&]d=([^&]+)", written)  # a file of Label Studio
+    texts = [written, *local, written.partition("?")[0]]
+    return [plain_name(text) for text in dict.fromkeys([*texts, *map(unquote, texts)])]
+
+
+def keys_of(written: str) -> list[str]:
+    """Keys of `index_files` that a name may mean, the longest first. It may lead from another machine's root."""
+    keys = []
+    for text in spellings(written):
+        parts = [part for part in text.split("/") if part not in ("", ".")]
+        for name in ("/".join(parts[start:]) for start in range(len(parts))):
+            keys.append(stem_of(name) if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES else name)
+    return sorted(keys, key=lambda key: -key.count("/"))
+
+
+def find_by_name(index: Mapping[str, list[str]], written: str) -> list[str]:
+    """Images that a name in an annotation can mean, by `index_files`; of several suffixes, the one as written."""
+    found: list[str] = next((index[key] for key in keys_of(written) if key in index), [])
+    for change in (str, str.lower):
+        ends = tuple(change(text) for text in spellings(written))
+        if same := [file for file in found if any(end.endswith(change(plain_name(file))) for end in ends)]:
+            return same
+    return found

@@ -1,7 +1,4 @@
-"""Pascal VOC: an XML file of objects for each image, which LabelImg, roLabelImg and CVAT write, too.
-
-An object has a box ("bndbox"), a turned box ("robndbox") or an outline ("polygon").
-"""
+"""Pascal VOC: an XML file for each image, of boxes, turned boxes (of roLabelImg), outlines, attributes (of CVAT)."""
 
 import math
 from collections.abc import Iterator
@@ -18,7 +15,7 @@ def list_images(split: Split) -> Iterator[ImageEntry]:
 
 
 def add_labels(scene: SceneBuilder, path: Path) -> None:
-    """Add the objects of one image, with the attributes of CVAT."""
+    """Add the objects of one image."""
     root = scene.split.folder.read(path, parse_xml)
     scene.scale_from(*(to_number(root.findtext(f"size/{key}")) for key in ("width", "height")))
     for i, item in enumerate(root.iterfind("object")):

@@ -1,4 +1,4 @@
-"""YOLO: a text file of boxes, outlines, oriented boxes or keypoints for each image, and a file with class names.
+"""YOLO: a text file for each image, and a file with class names.
 
 What can follow the class id of a line; numbers are fractions of the image's width and height:
 
@@ -30,7 +30,7 @@ NAME_FILES = (*DATA_FILES, "classes.txt", "obj.names")
 def list_images(split: Split) -> Iterator[ImageEntry]:
     """Images; the annotation is (path of the text file, data of `read_data`, is_regular).
 
-    `is_regular`: all lines of the split that are longer than a box have one length. Keypoints have, outlines seldom.
+    `is_regular`: all lines of the split that are longer than a box have one length, as keypoints and few outlines.
     """
     # LabelImg writes classes.txt into the folder of the labels.
     files = [split.folder.root / name for name in NAME_FILES] + [split.paths["labels"] / "classes.txt"]
@@ -57,12 +57,8 @@ def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[str, Any], bool
         if not class_id.is_integer() or len(numbers) < 4:
             scene.reject("bad record", where, f"{line[:80]!r} is not a class id with a box or an outline")
             continue
-        name, box, wrong = data["names"].get(int(class_id), f"id {class_id:g}"), UNREADABLE, ""
-        try:
-            box = box_of(list(map(to_number, numbers)), data.get("keypoints", 0), is_regular)
-        except ValueError as error:
-            wrong = str(error)
-        scene.add(name, box, where, line[:80], wrong=wrong)
+        box, wrong = box_of(list(map(to_number, numbers)), data.get("keypoints", 0), is_regular)
+        scene.add(data["names"].get(int(class_id), f"id {class_id:g}"), box, where, line[:80], wrong=wrong)
 
 
 def read_data(path: Path, folder: Folder, keep: bool = False) -> dict[str, Any]:
@@ -90,31 +86,26 @@ def read_data(path: Path, folder: Folder, keep: bool = False) -> dict[str, Any]:
     return data
 
 
-def box_of(values: list[float], keypoints: int, is_regular: bool) -> Box:
-    """The box, in fractions, of the numbers after a class id.
-
-    Raises:
-        ValueError: the numbers cannot be a box, or may be two things.
-    """
+def box_of(values: list[float], keypoints: int, is_regular: bool) -> tuple[Box, str]:
+    """(box in fractions of the numbers after a class id, why they cannot be one or "")."""
     count = len(values)
     if not all(map(math.isfinite, values)):
-        return UNREADABLE
+        return UNREADABLE, ""
     if keypoints and count not in (4, 4 + keypoints):
-        raise ValueError(f"has {count} numbers; by kpt_shape of data.yaml it needs 4 + {keypoints}")
+        return UNREADABLE, f"has {count} numbers; by kpt_shape of data.yaml it needs 4 + {keypoints}"
     if not keypoints and (count % 2 or (count > 4 and is_regular and may_be_keypoints(values))):
-        raise ValueError(
-            f"has {count} numbers; it needs 4 for a box, or an even count for an outline that cannot be keypoints: "
-            'keypoints need "kpt_shape" in data.yaml, confidences and ids of tracks must be removed'
-        )
+        needs = "it needs 4 for a box, or an even count for an outline that cannot be keypoints"
+        advice = 'keypoints need "kpt_shape" in data.yaml, confidences and ids of tracks must be removed'
+        return UNREADABLE, f"has {count} numbers; {needs}: {advice}"
     is_box = bool(keypoints) or count == 4
     low, high = (-2, 2) if is_box else (-0.5, 1.5)  # corners of an oriented box may lie outside
     values = values[:4] if is_box else values
     if min(values) < low or max(values) > high:
-        raise ValueError("is not in fractions of the image, 0 to 1")
+        return UNREADABLE, "is not in fractions of the image, 0 to 1"
     if not is_box:
-        return around(values[::2], values[1::2])
+        return around(values[::2], values[1::2]), ""
     x, y, width, height = values
-    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+    return (x - width / 2, y - height / 2, x + width / 2, y + height / 2), ""
 
 
 def may_be_keypoints(values: list[float]) -> bool:
