@@ -399,7 +399,6 @@ def ask(
     count: int,
     balancer: Balancer | None = None,
     question_types: Sequence[str] = QUESTION_TYPES,
-    presuppose: bool = True,
 ) -> list[Question]:
     """Questions with different ids about a scene, sampled at random.
 
@@ -411,7 +410,6 @@ def ask(
         balancer: balances answers over all scenes, and prefers those that it has counted least; by default this scene
             is balanced by itself.
         question_types: question types to ask, in proportion to their weights.
-        presuppose: also ask for the color, state, value or side of absent objects; the answer is "none".
     """
     balancer = Balancer() if balancer is None else balancer
     weights = {name: TYPES[name].weight for name in question_types}
@@ -433,8 +431,6 @@ def ask(
             pool[i] = pool[-1]
             pool.pop()
             taken.add(key)  # also after a refusal by the balancer: a key that is listed several times gets one try
-            if found is not None and found.answer == NONE and not presuppose:
-                continue
             if found is not None and balancer.accepts(key, found.answer, rng):
                 questions.append(_question(truth, key, found, rng))
                 break
