@@ -65,7 +65,7 @@ class Sample:
                 run: Any = stored[start + first : start + min(first + RUN, size)]
                 if tensor.device.type == "cpu":
                     self.runs.append(run.numpy().data)
-                else:
+                elif tensor.device.type != "meta":  # its values are elsewhere, and accelerate fetches them
                     self.far.setdefault(tensor.device, []).append(run)
 
     def __reduce__(self) -> Any:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from ..attention_traffic_vlm import rotary_embedding
-from ..cache_traffic_vlm import KeyValues
+from ..cache_traffic_vlm import CACHE_NAME, KeyValues
 from ..common.files import new_folder
 from ..common.loading import load_weights
 from ..configuration_traffic_vlm import height_and_width
@@ -60,7 +60,7 @@ class DecoderGraph(nn.Module):
         x = self.text_model.embed_tokens(ids)
         rotary = rotary_embedding(positions, text.rotary_dim, text.rope_parameters["rope_theta"], x.dtype)
         for layer, key, value in zip(self.text_model.layers, *images):
-            x = layer(x, key, value, rotary=rotary, attention_mask=mask, past_key_values=cache)
+            x = layer(x, key, value, rotary=rotary, attention_mask=mask, **{CACHE_NAME: cache})
         return self.text_model.norm(x)
 
 
