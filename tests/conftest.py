@@ -25,13 +25,13 @@ from tiny import ROOT, TINY_TOWER, save_folder, tiny_decoder, tiny_model
 
 
 HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-torch.set_num_threads(1)
 settings.register_profile("fuzz", max_examples=5000)  # `make fuzz`
 
 
 @pytest.fixture(autouse=True)
-def signal_handlers():
-    """Restore the handlers that scripts and Ray set: a pool whose workers inherit them could not end its workers."""
+def one_thread_and_own_signals():
+    """Undo what commands set: threads, which change sums, and handlers of signals, which workers of a pool inherit."""
+    torch.set_num_threads(1)
     yield
     for number, handler in HANDLERS.items():
         signal.signal(number, handler)

@@ -23,7 +23,7 @@ from .words import add_words, content_words
 
 
 # Arguments of the library that a resumed run must have in common with the run that was stopped.
-KEPT = ("learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "seed")
+KEPT = ("learning_rate", "per_device_train_batch_size", "seed")
 
 
 def train(arguments: TrainingArguments, options: TrainOptions) -> None:
