@@ -57,12 +57,14 @@ class EncodedImages:
             weights; None disables the check.
         attention_mask: [I,P], 0 at hidden image tokens; None if all are visible.
         pixel_values: [I,3,H,W] as given; an assistant model encodes them with its own vision tower.
+        image_size: (height, width) of the pixels; None if it is not known.
     """
 
     key_values: tuple[KeyValues, ...]
     weights_version: str | None = None
     attention_mask: torch.Tensor | None = None
     pixel_values: torch.Tensor | None = field(default=None, repr=False)
+    image_size: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return self.key_values[0][0].shape[0]
@@ -99,11 +101,14 @@ class EncodedImages:
         """Images that were encoded separately, concatenated for questions about all of them in one pass.
 
         Raises:
-            ValueError: some parts with an attention mask and some without; parts of different models.
+            ValueError: some parts with an attention mask and some without; parts of different models or sizes.
         """
         models = len({part.weights_version for part in parts})
         if models > 1:
             raise ValueError(f"Encoded images to join must be of one model, got images of {models}.")
+        sizes = {part.image_size: None for part in parts}
+        if len(sizes) > 1:
+            raise ValueError(f"Encoded images to join must be of one size, got {' and '.join(map(str, sizes))}.")
         if len({part.attention_mask is None for part in parts}) > 1:
             raise ValueError("Encoded images with and without an attention mask cannot be joined.")
 

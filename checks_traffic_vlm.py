@@ -17,6 +17,8 @@ from torch import nn
 from transformers import Cache, PreTrainedConfig
 from transformers.utils import is_torchdynamo_compiling
 
+from .configuration_traffic_vlm import SIDE_STEP
+
 
 INTEGER_DTYPES = (torch.int64, torch.int32)  # accepted for token ids, positions and image indices
 MASKED = ("eager", "sdpa")  # implementations of attention that take a mask [B,1,L,S]
@@ -154,11 +156,18 @@ def check_labels(labels: torch.Tensor, logits: torch.Tensor) -> None:
             raise ValueError(f"labels must be in [0, {vocab_size}) or -100 (ignored), got {int(wrong[0])}.")
 
 
-def check_pixels(pixel_values: torch.Tensor, shape: tuple[int, int, int]) -> None:
-    """Refuse pixels that are not normalized floats [I,C,H,W] of the shape [C,H,W]."""
+def check_pixels(pixel_values: torch.Tensor, shape: tuple[int, int, int], any_size: bool = False) -> None:
+    """Refuse pixels that are not normalized floats [I,C,H,W] of the shape [C,H,W].
+
+    Args:
+        any_size: also accept other heights and widths, multiples of 32.
+    """
     if pixel_values.ndim != 4 or pixel_values.shape[1:] != shape:
         expected, given = ",".join(map(str, shape)), list(pixel_values.shape)
-        raise ValueError(f"pixel_values must be [images,{expected}], got {given}.")
+        is_size = any_size and len(given) == 4 and given[1] == shape[0]
+        if not is_size or any(side <= 0 or side % SIDE_STEP for side in given[2:]):
+            others = f", or of another height and width, multiples of {SIDE_STEP}" if any_size else ""
+            raise ValueError(f"pixel_values must be [images,{expected}]{others}, got {given}.")
     if not pixel_values.is_floating_point():
         got = describe(pixel_values)
         raise ValueError(f"pixel_values must be normalized floats, as the processor returns them, got {got}.")

@@ -40,11 +40,36 @@ TEXT_AUTO_MAP = {
     "AutoModelForCausalLM": "modeling_traffic_vlm.TrafficVLMForCausalLM",
 }
 
+SIDE_STEP = 32  # pixels of one cell of the coarsest feature map: sides of images are multiples
+
 
 def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
     """Height and width of images or patches from a configuration, where one number means a square."""
     height, width = (size, size) if isinstance(size, int) else size
     return height, width
+
+
+def check_image_size(size: Any) -> tuple[int, int]:
+    """(height, width) of images in pixels, from one number for a square, or both.
+
+    Raises:
+        ValueError: not whole numbers that are multiples of 32.
+    """
+    sides = [size] if isinstance(size, int) else [*size] if isinstance(size, tuple | list) else []
+    if len(sides) not in (1, 2) or not all(type(side) is int and side > 0 and side % SIDE_STEP == 0 for side in sides):
+        expected = f"a multiple of {SIDE_STEP} pixels, or (height, width) in multiples of {SIDE_STEP}"
+        raise ValueError(f"image_size must be {expected}, got {size!r:.80}")
+    return sides[0], sides[-1]
+
+
+def token_grid(vision_config: Any, height: int, width: int) -> tuple[int, int]:
+    """Rows and columns of the tokens of an image of `height` × `width` pixels, for any vision tower."""
+    if hasattr(vision_config, "token_grid"):
+        rows, columns = vision_config.token_grid(height, width)
+    else:
+        patch_height, patch_width = height_and_width(vision_config.patch_size)
+        rows, columns = height // patch_height, width // patch_width
+    return rows, columns
 
 
 def _check(config: Any, condition: bool, message: str, *names: str) -> None:
@@ -340,6 +365,7 @@ class TrafficVLMConfig(PreTrainedConfig):
         text_config: configuration of the decoder. `encoder_hidden_size` is set to its `hidden_size`, which is the
             projector's output width.
         yes_no_temperature: T > 0 in P(yes) = softmax([l_no, l_yes] / T)[1]; fitted after training.
+        size_temperatures: T of other sizes than the default: {"384": 1.2}, by the side of a square of equal area.
         tie_word_embeddings: whether the language-model head shares the embedding table; None uses the decoder's value.
 
     Raises:
@@ -356,6 +382,7 @@ class TrafficVLMConfig(PreTrainedConfig):
         vision_config: dict[str, Any] | PreTrainedConfig | None = None,
         text_config: dict[str, Any] | PreTrainedConfig | None = None,
         yes_no_temperature: float = 1.0,
+        size_temperatures: dict[str, float] | None = None,
         tie_word_embeddings: bool | None = None,
         **kwargs: Any,
     ):
@@ -363,6 +390,7 @@ class TrafficVLMConfig(PreTrainedConfig):
         self.text_config = self._build_text_config(text_config, tie_word_embeddings)
         self.tie_word_embeddings = self.text_config.tie_word_embeddings
         self.yes_no_temperature = yes_no_temperature
+        self.size_temperatures = dict(size_temperatures or {})
         self.check_fields()
         kwargs["custom_pipelines"] = copy.deepcopy(self.pipelines)  # the library changes it when it builds a pipeline
         if kwargs.get("id2label") is None and kwargs.get("num_labels", 2) == 2:
@@ -386,6 +414,8 @@ class TrafficVLMConfig(PreTrainedConfig):
     def check_fields(self) -> None:
         """Raise `ValueError` if fields are invalid or contradict each other; the text config checks its own fields."""
         _check_number(self, "yes_no_temperature", TINY)
+        for side in self.size_temperatures:
+            _check_number(SimpleNamespace(**{side: self.size_temperatures[side]}), side, TINY)
         vision = self.vision_config
         grid = ("hidden_size", "image_size", "patch_size")
         is_complete = all(getattr(vision, name, None) is not None for name in grid)
@@ -398,6 +428,15 @@ class TrafficVLMConfig(PreTrainedConfig):
         is_divisible = vision.hidden_size % getattr(vision, "num_attention_heads", 1) == 0
         message = "vision_config.hidden_size must be divisible by vision_config.num_attention_heads"
         _check(vision, is_divisible, message, "hidden_size", "num_attention_heads")
+
+    def temperature_at(self, image_size: tuple[int, int] | None) -> float:
+        """The temperature of P(yes) for images of (height, width): that of the nearest size that was measured."""
+        if image_size is None or not self.size_temperatures:
+            return self.yes_no_temperature
+        measured = {float(side): value for side, value in self.size_temperatures.items()}
+        measured[math.prod(height_and_width(self.vision_config.image_size)) ** 0.5] = self.yes_no_temperature
+        side = math.prod(image_size) ** 0.5
+        return measured[min(measured, key=lambda one: abs(math.log(one / side)))]
 
     @staticmethod
     def _build_text_config(

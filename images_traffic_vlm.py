@@ -34,6 +34,7 @@ ORIENTATION = 0x0112  # the EXIF tag
 CHANNELS = (1, 3, 4)
 # Floats with a maximum up to UNIT are 0..1 (resampling can overshoot), above BYTE 0..255; between is an error.
 UNIT, BYTE = 1.05, 16
+ANIMATED = ("AVIF", "GIF", "PNG", "TIFF", "WEBP")  # in MPO, the format of phones, further frames are previews
 LOW_BITS = 1 << 14  # 16-bit colors that are all below do not use their highest bits
 
 
@@ -159,17 +160,16 @@ def decode_base64(text: str) -> bytes:
     return base64.b64decode(content + "=" * (-len(content) % 4), validate=True)
 
 
-def is_animated(image: Image.Image) -> bool:
-    """Whether an open image file has several frames. In MPO, the format of phones, the others are previews."""
-    return image.format in ("AVIF", "GIF", "PNG", "TIFF", "WEBP") and getattr(image, "is_animated", False)
-
-
 def _convert(image: Image.Image) -> Image.Image:
     if 0 in image.size:
         raise ValueError(f"it has no pixels: width x height is {image.width} x {image.height}")
-    if is_animated(image) and image.tell() == 0:
+    if image.format in ANIMATED and getattr(image, "is_animated", False) and image.tell() == 0:
         warnings.warn(f"a {image.format} of several frames is read as its first frame", stacklevel=2)
-    _load(image)
+    tiles: Any = getattr(image, "tile", ())  # what is to be decoded; empty if it has been
+    modes = [tile[3] if isinstance(tile[3], str) else tile[3][0] for tile in tiles]
+    if modes and all(str(mode).startswith(("RGB;16", "RGBA;16")) for mode in modes):
+        _load_deep(image, modes)
+    image.load()
     with suppress(Exception):  # a damaged EXIF block: the pixels are still readable
         if image.getexif().get(ORIENTATION, 1) != 1:  # otherwise the library would copy it
             image = ImageOps.exif_transpose(image)
@@ -186,13 +186,13 @@ def _convert(image: Image.Image) -> Image.Image:
     return image
 
 
-def _load(image: Image.Image) -> None:
-    """Decode an image. Of 16-bit colors Pillow keeps the high bytes; if these are dark, the low ones are read, too."""
-    tiles: Any = getattr(image, "tile", ())  # what is to be decoded; empty if it has been
-    modes = [tile[3] if isinstance(tile[3], str) else tile[3][0] for tile in tiles]
-    if not modes or not all(str(mode).startswith(("RGB;16", "RGBA;16")) for mode in modes):
-        image.load()
-        return
+def _load_deep(image: Image.Image, modes: list[str]) -> None:
+    """Decode 16-bit colors. Pillow keeps their high bytes; if these are dark, the low ones are read, too.
+
+    Args:
+        modes: those of the image's tiles.
+    """
+    tiles: Any = list(image.tile)  # type: ignore[attr-defined]
     file: Any = image.fp  # type: ignore[attr-defined]
     start = file.tell()
     file.seek(0)

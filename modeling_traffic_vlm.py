@@ -426,13 +426,14 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         build_tower = TrafficVLMVisionModel._from_config if is_custom else AutoModel.from_config
         self.vision_tower = build_tower(vision)
         self.pixel_shape = (getattr(vision, "num_channels", 3), *height_and_width(vision.image_size))
+        self.any_size = is_custom  # towers of transformers have positions of one size
         self.projector = nn.Linear(vision.hidden_size, config.text_config.hidden_size)
         self.text_model = TrafficVLMTextModel._from_config(config.text_config)
         self.post_init()
 
     @can_return_tuple
     def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
-        """Image tokens of pixels [I,3,256,256], from the vision tower and the projector.
+        """Image tokens of pixels [I,3,H,W], from the vision tower and the projector.
 
         Returns:
             `pooler_output`: projected image tokens [I,P,C]; `last_hidden_state`: image tokens before the projector.
@@ -443,7 +444,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         """
         if (fast := self.fast) is not None:
             fast.look_for_changes()
-        check_pixels(pixel_values, self.pixel_shape)
+        check_pixels(pixel_values, self.pixel_shape, self.any_size)
         outputs = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True, **kwargs)
         return BaseModelOutputWithPooling(
             last_hidden_state=outputs.last_hidden_state,
@@ -454,12 +455,12 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
 
     def encode(self, pixel_values: torch.Tensor) -> EncodedImages:
         """Encoded images of pixels [I,3,H,W], with gradients."""
-        check_pixels(pixel_values, self.pixel_shape)
+        check_pixels(pixel_values, self.pixel_shape, self.any_size)
         graphs = self.graphs
         images = None if graphs is None else graphs.encode(pixel_values)
         if images is None:
             images = EncodedImages(self.project_pixels(pixel_values), pixel_values=pixel_values)
-        return images
+        return replace(images, image_size=tuple(pixel_values.shape[2:]))
 
     def project_pixels(self, pixel_values: torch.Tensor) -> tuple[KeyValues, ...]:
         """Keys and values [I,K,P,D] of every layer's cross-attention for checked pixels [I,3,H,W]."""
@@ -493,7 +494,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         """Last hidden states [B,L,C] of text about images.
 
         Args:
-            pixel_values: [I,3,256,256]; or pass encoded_images from `encode_images`. With neither, the decoder is a
+            pixel_values: [I,3,H,W]; or pass encoded_images from `encode_images`. With neither, the decoder is a
                 plain language model.
             encoder_attention_mask: [I,P], 0 at image tokens to hide.
             input_ids, attention_mask, **kwargs: as of `TrafficVLMTextModel.forward`, `image_index` among them.
@@ -589,7 +590,7 @@ class TrafficVLMFullModel(TrafficVLMPreTrainedModel):
     def encode_images(
         self, pixel_values: torch.Tensor, encoder_attention_mask: torch.Tensor | None = None
     ) -> EncodedImages:
-        """Images [I,3,256,256], encoded once to pass as `encoded_images=` instead of pixels in many calls.
+        """Images [I,3,H,W], encoded once to pass as `encoded_images=` instead of pixels in many calls.
 
         encoder_attention_mask [I,P] hides image tokens where it is 0. No gradients are kept. Call `eval()` before: in
         training mode, batch normalization mixes the images and changes its statistics.

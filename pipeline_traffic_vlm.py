@@ -30,6 +30,7 @@ from torch.utils.data import Dataset
 from transformers import Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
+from .configuration_traffic_vlm import check_image_size
 from .images_traffic_vlm import BYTES, Region, read_file
 from .question_traffic_vlm import Question
 
@@ -69,6 +70,8 @@ class TrafficVLMPipeline(Pipeline):
     and `num_workers`, here the number of threads that prepare images):
         region: the part of each image to ask about, as fractions (left, top, width, height); small objects are larger
             in it.
+        image_size: side of the pixels that the model looks at, or (height, width), multiples of 32 in 224..640:
+            smaller is faster, larger shows smaller objects. By default that of the processor.
         thresholds: P(yes) from which the answer is yes: a number, or an object whose `for_question(text)` gives one
             for each question, as `traffic_vlm.evaluation.thresholds.Thresholds` does. "Is there no car?" is asked
             as "Is there any car?", and has its threshold.
@@ -91,6 +94,7 @@ class TrafficVLMPipeline(Pipeline):
     def _sanitize_parameters(
         self,
         region: Any = None,
+        image_size: Any = None,
         thresholds: Any = None,
         margins: bool | None = None,
         answer_untaught: bool | None = None,
@@ -103,7 +107,11 @@ class TrafficVLMPipeline(Pipeline):
                 raise TypeError(f"thresholds must be a number or loaded thresholds, got {thresholds!r:.80}") from None
             if not 0 <= thresholds <= 1:
                 raise ValueError(f"thresholds must be in 0..1, got {thresholds}")
-        preprocess = {"region": None if region is None else Region.of(region), "answer_untaught": answer_untaught}
+        preprocess = {
+            "region": None if region is None else Region.of(region),
+            "image_size": None if image_size is None else check_image_size(image_size),
+            "answer_untaught": answer_untaught,
+        }
         forward = {"thresholds": thresholds, "margins": margins, "min_score": min_score}
         first, second = ({k: v for k, v in some.items() if v is not None} for some in (preprocess, forward))
         return first, second, {}
@@ -202,12 +210,16 @@ class TrafficVLMPipeline(Pipeline):
                 asked = self._ask(image, question, answer_untaught)
             yield asked
 
-    def encode(self, image: Any, region: Any = None) -> Any:
+    def encode(self, image: Any, region: Any = None, image_size: Any = None) -> Any:
         """`EncodedImages` of an image or a list, to ask about them later: `vqa(vqa.encode(image), question)`.
 
-        `region` is that of the pipeline by default. An image that cannot be read raises TypeError or ValueError.
+        `region` and `image_size` are those of the pipeline by default. An image that cannot be read raises TypeError
+        or ValueError.
         """
-        pixels = self.processor.pixels(image, self._preprocess_params.get("region") if region is None else region)
+        own = self._preprocess_params
+        region = own.get("region") if region is None else region
+        image_size = own.get("image_size") if image_size is None else image_size
+        pixels = self.processor.pixels(image, region, image_size)
         with self.fast:
             return self.model.encode_images(pixels.to(self.device))
 
@@ -232,10 +244,12 @@ class TrafficVLMPipeline(Pipeline):
             questions[text, answer_untaught] = question
         return question
 
-    def preprocess(self, inputs: Asked, region: Any = None) -> Asked:
+    def preprocess(self, inputs: Asked, region: Any = None, image_size: Any = None) -> Asked:
         """The image with its pixels, unless it is encoded. Runs in threads."""
         if not hasattr(inputs.image, "key_values"):
-            return replace(inputs, image=None, pixels=self.processor.pixels([inputs.image], region))
+            return replace(inputs, image=None, pixels=self.processor.pixels([inputs.image], region, image_size))
+        if image_size not in (self._preprocess_params.get("image_size"), inputs.image.image_size):
+            raise ValueError(f"the image is encoded at {inputs.image.image_size} pixels: pass image_size to `encode`")
         if region != self._preprocess_params.get("region"):  # `encode` has cut out that of the pipeline
             raise ValueError("a region cannot be cut out of an encoded image: pass it to `encode`")
         return inputs
@@ -339,7 +353,7 @@ class TrafficVLMPipeline(Pipeline):
         for (_, question, _), margin in zip(asked, margins):
             if not math.isfinite(margin):
                 raise FloatingPointError(f"the model answers {question.text!r:.80} with l_yes - l_no = {margin}")
-        return list(zip(self.model.yes_probability(logits).tolist(), margins))
+        return list(zip(self.model.yes_probability(logits, encoded.image_size).tolist(), margins))
 
     def _generate(self, encoded: Any, asked: Sequence[Item]) -> list[tuple[str, float]]:
         """(greedy answer in words, geometric mean of the probabilities of its words and its end) of each question.

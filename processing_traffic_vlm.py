@@ -1,6 +1,6 @@
 """The processor of Traffic VLM: images and questions in, the tensors that the model reads out.
 
-    images    ── pixels → pixel_values [I,3,256,256]
+    images    ── pixels → pixel_values [I,3,H,W]
     questions ── text → ids of each prompt and answer ── lay_out → input_ids [rows,L] and what belongs to them
 
 What is special here:
@@ -23,6 +23,7 @@ from transformers.image_processing_utils import get_size_dict
 from transformers.processing_utils import ImagesKwargs, ProcessingKwargs, ProcessorMixin, TextKwargs
 from transformers.utils import PaddingStrategy, logging
 
+from .configuration_traffic_vlm import check_image_size
 from .images_traffic_vlm import Region, to_rgb
 from .pipeline_traffic_vlm import TrafficVLMPipeline
 from .question_traffic_vlm import LETTERS, Prompt, Rules, has_word, is_content_word, question_words, words_at
@@ -44,6 +45,7 @@ CHAT_TEMPLATE = """\
 
 logger = logging.get_logger(__name__)
 
+SIDES = (224, 640)  # of images that the weights were tried on, in pixels
 ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
 IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
 LAYOUT_OPTIONS = ("padding", "padding_side", "max_length")
@@ -216,6 +218,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         row_tokens: int | str = ROW_TOKENS,
         on_unknown: str = "warn",
         region: Any = None,
+        image_size: int | Sequence[int] | None = None,
         **options: Any,
     ) -> BatchFeature:
         """Model inputs for I images and N questions about them.
@@ -231,13 +234,15 @@ class TrafficVLMProcessor(ProcessorMixin):
             on_unknown: "warn", "raise" or "ignore" if words are not in the vocabulary or, without `suffix`, not taught
                 (see `untaught_words`).
             region: the part of each image to read: a `Region`, or its left, top, width and height as fractions.
+            image_size: side of the pixels, or (height, width), multiples of 32 in 224..640: smaller is faster, larger
+                shows smaller objects. By default that of the image processor.
             options: ``return_tensors`` is "pt", "np", or None for lists ("pt" if packed); ``padding`` is True (if
                 tensors are returned), False or "max_length", to ``max_length`` tokens; ``padding_side``; the options
                 of the image processor. As in the library, they can stand in ``text_kwargs``, ``images_kwargs`` or
                 ``common_kwargs``.
 
         Returns:
-            ``pixel_values`` [I,3,256,256] float32 and, all int64,
+            ``pixel_values`` [I,3,H,W] float32 and, all int64,
 
             - one question per row: ``input_ids``, ``attention_mask`` [N,L], and ``image_index`` [N], the index of each
               row's image (left out if every image has exactly one question);
@@ -261,7 +266,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         return_tensors = return_tensors or ("pt" if packed else None)
         data: dict[str, Any] = {}
         if images is not None:
-            data["pixel_values"] = self.pixels(images, region, return_tensors, **pixels)
+            data["pixel_values"] = self.pixels(images, region, image_size, return_tensors, **pixels)
         if text is not None:
             limit = LETTERS * self.tokenizer.model_max_length
             rows = list_texts(text, "text", limit)
@@ -297,12 +302,25 @@ class TrafficVLMProcessor(ProcessorMixin):
         )
         return options.get("return_tensors"), layout, pixels
 
-    def pixels(self, images: Any, region: Any = None, return_tensors: str | None = "pt", **options: Any) -> Any:
-        """Pixels [I,3,256,256] of one image or a list, or of the `region` of each; `options` of the image processor.
+    def pixels(
+        self,
+        images: Any,
+        region: Any = None,
+        image_size: int | Sequence[int] | None = None,
+        return_tensors: str | None = "pt",
+        **options: Any,
+    ) -> Any:
+        """Pixels [I,3,H,W] of one image or a list, or of the `region` of each; `options` of the image processor.
 
         Raises:
-            TypeError, ValueError: an image that cannot be read, or a region outside of it.
+            TypeError, ValueError: an image that cannot be read, a region outside of it, or no possible size.
         """
+        if image_size is not None:
+            height, width = check_image_size(image_size)
+            if not (SIDES[0] <= min(height, width) and max(height, width) <= SIDES[1]):
+                limits = f"{SIDES[0]}..{SIDES[1]} pixels"
+                logger.warning_once(f"image_size {height} × {width} is beyond {limits}, where the weights were tried.")
+            options["size"] = {"height": height, "width": width}
         layout = options.pop("input_data_format", None)
         pictures = [
             to_rgb(image, None if layout is None else layout == "channels_first") for image in list_images(images)

@@ -21,7 +21,7 @@ from .checks_traffic_vlm import (
     describe,
     padding_mask,
 )
-from .configuration_traffic_vlm import height_and_width
+from .configuration_traffic_vlm import height_and_width, token_grid
 
 
 def question_states(
@@ -126,20 +126,32 @@ class TrafficVLMScoringMixin:
             logits = logits[image_of_question.argsort(stable=True)]
         return logits, torch.bincount(image_of_question, minlength=len(images)).tolist()
 
-    def yes_probability(self: Any, logits: torch.Tensor) -> torch.Tensor:
-        """P(yes) = softmax([l_no, l_yes] / temperature)[1] [...] in float32, of logits [...,V] of questions."""
+    def yes_probability(self: Any, logits: torch.Tensor, image_size: tuple[int, int] | None = None) -> torch.Tensor:
+        """P(yes) = softmax([l_no, l_yes] / temperature)[1] [...] in float32, of logits [...,V] of questions.
+
+        The temperature is that of images of (height, width) `image_size`, by default the model's.
+        """
         text_config = self.config.get_text_config()
         # `logits[..., [no, yes]]` would copy the two indices to a GPU, and wait for it.
         no_yes = torch.stack([logits[..., text_config.no_token_id], logits[..., text_config.yes_token_id]], -1).float()
-        return (no_yes / self.config.yes_no_temperature).softmax(-1)[..., 1]
+        return (no_yes / self.config.temperature_at(image_size)).softmax(-1)[..., 1]
 
-    def score_yes_no(self, *args: Any, **inputs: Any) -> list[torch.Tensor]:
+    @torch.no_grad()
+    def score_yes_no(
+        self: Any,
+        input_ids: torch.Tensor,
+        pixel_values: torch.Tensor | None = None,
+        *,
+        encoded_images: EncodedImages | None = None,
+        **inputs: Any,
+    ) -> list[torch.Tensor]:
         """P(yes) of every question: one float32 tensor [Q] per image, its Q questions in the given order.
 
         Arguments and errors are those of `question_logits`.
         """
-        logits, counts = self.question_logits(*args, **inputs)
-        return list(self.yes_probability(logits).split(counts))
+        images = self.model.choose_images(pixel_values, encoded_images, None)
+        logits, counts = self.question_logits(input_ids, encoded_images=images, **inputs)
+        return list(self.yes_probability(logits, images.image_size).split(counts))
 
 
 @contextmanager
@@ -179,7 +191,7 @@ def attention_maps(
     layers: list[int] | None = None,
     heads: list[int] | None = None,
 ) -> torch.Tensor:
-    """Cross-attention maps [B,L,h,w] in float32, of [16,16] patches for each token; 0 at padding.
+    """Cross-attention maps [B,L,h,w] in float32, of the image tokens, for each token of text; 0 at padding.
 
     A map sums to 1, or to less if the vision tower has a class token, which is left out.
 
@@ -205,7 +217,6 @@ def attention_maps(
     weights = torch.stack([each[:, heads or slice(None)].mean(1) for each in maps]).mean(0)  # [B,L,P]
     if attention_mask is not None:
         weights = weights * attention_mask[..., None]
-    vision = model.config.vision_config
-    sizes = zip(height_and_width(vision.image_size), height_and_width(vision.patch_size))
-    rows, columns = (size // patch for size, patch in sizes)
+    vision, size = model.config.vision_config, images.image_size
+    rows, columns = token_grid(vision, *(height_and_width(vision.image_size) if size is None else size))
     return weights[..., -rows * columns :].unflatten(-1, (rows, columns))  # drops a leading class token

@@ -6,6 +6,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from ..configuration_traffic_vlm import check_image_size
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from .files import DataError
 
@@ -50,3 +51,16 @@ def load_weights(name: str | Path, **options: Any) -> TrafficVLMForConditionalGe
                 "to the model that its config.json describes"
             )
     return model
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """(height, width) of images in pixels, of an option such as "384" or "288,512". Raises a ValueError."""
+    sides = text.split(",")
+    return check_image_size([int(side) if side.strip().isdecimal() else side for side in sides])
+
+
+def set_image_size(model: Any, processor: Any, size: tuple[int, int]) -> None:
+    """Make (height, width) the default size of images of a loaded model, with the temperature of this size."""
+    model.config.yes_no_temperature = model.config.temperature_at(size)
+    model.config.vision_config.image_size = list(size)
+    processor.image_processor.size = {"height": size[0], "width": size[1]}

@@ -23,7 +23,7 @@ from torch.export import Dim
 from ..attention_traffic_vlm import rotary_embedding
 from ..cache_traffic_vlm import CACHE_NAME, KeyValues
 from ..common.files import new_folder
-from ..common.loading import load_weights
+from ..common.loading import load_weights, set_image_size
 from ..configuration_traffic_vlm import height_and_width
 from ..processing_traffic_vlm import TrafficVLMProcessor
 
@@ -138,10 +138,16 @@ class Graph(NamedTuple):
     outputs: list[str]
 
 
-def load(folder: str | Path) -> tuple[Any, TrafficVLMProcessor]:
-    """(model in float32 with eager attention, as the graphs need it; processor). Raises what `load_weights` does."""
+def load(folder: str | Path, image_size: tuple[int, int] | None = None) -> tuple[Any, TrafficVLMProcessor]:
+    """(model in float32 with eager attention, as the graphs need it; processor), for images of (height, width).
+
+    Raises what `load_weights` does.
+    """
     model = load_weights(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    return model, TrafficVLMProcessor.from_pretrained(folder)
+    processor = TrafficVLMProcessor.from_pretrained(folder)
+    if image_size is not None:
+        set_image_size(model, processor, image_size)
+    return model, processor
 
 
 def make_graphs(model: Any) -> dict[str, Graph]:
@@ -267,15 +273,17 @@ def export_settings(model: Any, processor: Any) -> dict[str, Any]:
     }
 
 
-def export(model_folder: Path, output_dir: Path) -> list[Path]:
+def export(model_folder: Path, output_dir: Path, image_size: tuple[int, int] | None = None) -> list[Path]:
     """The graphs of a model with export.json and tokenizer.json, in a new folder, which appears when it is complete.
+
+    They read images of (height, width) `image_size`, by default the model's.
 
     Raises:
         ValueError, OSError: the folder exists, or the model cannot be used.
         ModuleNotFoundError: a package is missing.
     """
     with new_folder(output_dir) as folder:
-        model, processor = load(model_folder)
+        model, processor = load(model_folder, image_size)
         (folder / "export.json").write_text(json.dumps(export_settings(model, processor), indent=1) + "\n")
         (folder / "tokenizer.json").write_text(processor.tokenizer.backend_tokenizer.to_str())
         for name, graph in make_graphs(model).items():

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..common.files import ROOT, new_folder
 from ..common.image_files import MAX_PIXELS
-from ..configuration_traffic_vlm import height_and_width
+from ..configuration_traffic_vlm import height_and_width, token_grid
 from ..data.scene import CLASSES, class_words
 from ..data.suggestions import suggest_questions
 from .libraries import fetch_libraries
@@ -104,8 +104,10 @@ def write_model(model: Any, processor: Any, folder: Path) -> None:
             archive.writestr(zipfile.ZipInfo(f"traffic_vlm/{name}"), (ROOT / name).read_bytes())
 
 
-def export_page(model_folder: Path, output_dir: Path) -> list[Path]:
+def export_page(model_folder: Path, output_dir: Path, image_size: tuple[int, int] | None = None) -> list[Path]:
     """The files of the page of a model, in a new folder, which appears when it is complete.
+
+    Its graphs read images of (height, width) `image_size`, by default the model's.
 
     Raises:
         ValueError, OSError: the folder exists; the model cannot be used; npm is missing or fails; or the browser
@@ -113,7 +115,7 @@ def export_page(model_folder: Path, output_dir: Path) -> list[Path]:
         ModuleNotFoundError: a package is missing.
     """
     with new_folder(output_dir) as folder:
-        model, processor = load(model_folder)
+        model, processor = load(model_folder, image_size)
         pinned = folder / "pinned"
         files = fetch_libraries(pinned)
         weights = pinned / "model"
@@ -136,10 +138,9 @@ def export_page(model_folder: Path, output_dir: Path) -> list[Path]:
 def page_data(model: Any, processor: Any) -> dict[str, Any]:
     """The content of page.json, apart from its "files": for each library and the model, path under pinned/ → bytes."""
     vision = model.config.vision_config
-    sizes = zip(height_and_width(vision.image_size), height_and_width(vision.patch_size))
     return {
         "model": export_settings(model, processor),
-        "grid": [side // patch for side, patch in sizes],  # of an attention map
+        "grid": token_grid(vision, *height_and_width(vision.image_size)),  # of an attention map
         "max_pixels": MAX_PIXELS,
         "nouns": sorted({word for label in CLASSES for word in class_words(label)}),
         "suggested": suggest_questions(processor),

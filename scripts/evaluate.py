@@ -12,6 +12,7 @@ thresholds.json, which ask.py, watch.py, label.py and serve.py take as --thresho
 """
 
 import json
+import math
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,8 +24,9 @@ from datasets import disable_progress_bars
 from transformers.utils import logging
 
 from traffic_vlm.common.files import DataError, atomic_write, atomic_write_text
-from traffic_vlm.common.loading import load_weights
+from traffic_vlm.common.loading import load_weights, parse_size, set_image_size
 from traffic_vlm.common.options import choose_threads, option, option_parser
+from traffic_vlm.configuration_traffic_vlm import height_and_width
 from traffic_vlm.data.datasets import add_questions, load_rows
 from traffic_vlm.data.near_duplicates import count_repeated
 from traffic_vlm.evaluation import MIN_ANSWERS
@@ -47,6 +49,7 @@ class EvaluateOptions:
     unseen: list[str] = option([], "sources that training never saw, if not named unseen_...")
     train_dataset: list[Path] = option([], "datasets of training, to count near-duplicates of their images")
     max_images: int | None = option(None, "draw at most so many images")
+    image_size: str | None = option(None, "side of the pixels, or height,width; default: the model's")
     batch_size: int = option(16, "images at once")
     paraphrased_images: int = option(100, "ask in paraphrases, and for contradictions, about at most so many images")
     bf16: bool = option(False, "compute in bfloat16 (autocast)")
@@ -66,7 +69,11 @@ def evaluate(options: EvaluateOptions) -> None:
             raise DataError(f"--unseen {name}: no image is of this source, only of {', '.join(sources)}")
     model = load_weights(options.model, dtype=torch.float32).eval().to(device)
     processor = TrafficVLMProcessor.from_pretrained(options.model)
-    report: dict[str, Any] = {"model": options.model, "datasets": list(map(str, options.dataset))}
+    default = height_and_width(model.config.vision_config.image_size)
+    size = parse_size(options.image_size) if options.image_size else default
+    if size != default:
+        set_image_size(model, processor, size)
+    report: dict[str, Any] = {"model": options.model, "datasets": list(map(str, options.dataset)), "image_size": size}
     with torch.autocast(device, torch.bfloat16, enabled=options.bf16):
         answers = predict(model, processor, rows, options.batch_size, unseen=options.unseen)
         report |= evaluate_model(model, processor, rows, answers, options.batch_size, options.paraphrased_images)
@@ -80,7 +87,12 @@ def evaluate(options: EvaluateOptions) -> None:
                 f"--write_temperature needs {MIN_ANSWERS} questions with the answer yes, and as many with no"
             )
         temperature = report["calibration"]["fitted_temperature"]
-        fields = json.loads(config.read_text(encoding="utf-8")) | {"yes_no_temperature": temperature}
+        fields = json.loads(config.read_text(encoding="utf-8"))
+        if size == default:
+            fields["yes_no_temperature"] = temperature
+        else:
+            side = str(round(math.prod(size) ** 0.5))
+            fields["size_temperatures"] = fields.get("size_temperatures", {}) | {side: temperature}
         atomic_write_text(config, json.dumps(fields, indent=2, sort_keys=True) + "\n")
         fitted = at_temperature(fitted, temperature)  # thresholds are for the model as it is now
     path, thresholds = folder / "thresholds.json", fit_thresholds(fitted)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from traffic_vlm.common.files import ROOT
+from traffic_vlm.common.loading import parse_size
 from traffic_vlm.common.options import choose_threads, option, option_parser, silence_libraries
 from traffic_vlm.export.onnx import export
 from traffic_vlm.export.web import export_page
@@ -25,6 +26,7 @@ from traffic_vlm.scripts import command
 class ExportOptions:
     output_dir: Path = field(metadata={"help": "new folder"})
     model: Path = option(ROOT, "model folder")
+    image_size: str | None = option(None, "side of the pixels, or height,width, of the graphs; default: the model's")
     web: bool = option(False, "write a page for the browser instead")
 
 
@@ -34,7 +36,8 @@ def main() -> None:
     silence_libraries()
     choose_threads()
     logging.disable(logging.WARNING)  # the exporters warn about packages that they do not need, and advise experts
-    for path in (export_page if options.web else export)(options.model, options.output_dir):
+    size = parse_size(options.image_size) if options.image_size else None
+    for path in (export_page if options.web else export)(options.model, options.output_dir, size):
         print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
 
 

@@ -163,18 +163,19 @@ class StoredImage(NamedTuple):
 class StoredImagePipeline(TrafficVLMPipeline):
     """A pipeline for `StoredImage`s, which its threads open. All answers about a bad image have its problem."""
 
-    def preprocess(self, inputs: Asked, region: Any = None) -> Asked:
+    def preprocess(self, inputs: Asked, region: Any = None, image_size: Any = None) -> Asked:
         stored = inputs.image
         try:
             if not isinstance(stored.content, bytes):
                 raise DataError("this row has no image")
             image = open_image(stored.content, os.path.basename(stored.key))
-            return super().preprocess(replace(inputs, image=image), region)
+            return super().preprocess(replace(inputs, image=image), region, image_size)
         except (OSError, TypeError, ValueError) as error:
             problem = str(error) or type(error).__name__
         # A pass needs pixels for each of its images: here a black image, about which nothing is asked.
         questions = [replace(question, problem=problem) for question in inputs.questions]
-        return super().preprocess(replace(inputs, image=Image.new("RGB", (32, 32)), questions=questions))
+        black = Image.new("RGB", (32, 32))
+        return super().preprocess(replace(inputs, image=black, questions=questions), image_size=image_size)
 
 
 class Labeler:
@@ -259,7 +260,7 @@ def check_questions(options: LabelOptions) -> dict[str, Any]:
         for note in answer_notes(question.item()):
             print(f"{question.text!r}: {note}", file=sys.stderr)
     options.ask = [question.text for question in questions]
-    names = ("bf16", "region", "column", "key_column")
+    names = ("bf16", "image_size", "region", "column", "key_column")
     return {
         "questions": sorted(options.ask),
         "weights": checksum(pipe.model),

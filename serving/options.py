@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..common.files import ROOT, DataError
-from ..common.loading import check_model, load_weights
+from ..common.loading import check_model, load_weights, parse_size, set_image_size
 from ..common.options import choose_threads, option
 from ..evaluation.thresholds import load_thresholds
 from ..images_traffic_vlm import Region
@@ -28,7 +28,7 @@ class ModelOptions:
 
     Raises:
         DataError: a number out of range, a folder without a model, or thresholds that cannot be read.
-        ValueError: not a region.
+        ValueError: not a region, or no possible size.
     """
 
     may_be_zero: ClassVar[tuple[str, ...]] = ("min_score",)
@@ -41,6 +41,7 @@ class ModelOptions:
     thresholds: str | None = option(None, "thresholds.json of scripts/evaluate.py")
     answer_untaught: bool = option(False, "guess at what the model was not taught, instead of saying so")
     min_score: float = option(0.05, "score below which the likeliest answer in words is no answer")
+    image_size: str | None = option(None, "side of the pixels, or height,width: smaller is faster, larger sees more")
     region: str | None = option(None, "x,y,width,height in fractions: the part of each image to ask about")
 
     def __post_init__(self) -> None:
@@ -53,6 +54,7 @@ class ModelOptions:
         check_model(self.model)
         # Read now, because the machines of a cluster need not have the file.
         self.loaded_thresholds = None if self.thresholds is None else load_thresholds(self.thresholds)
+        self.size = None if self.image_size is None else parse_size(self.image_size)
         self.part_of_image = None if self.region is None else Region.of(self.region)
 
     def load(self, pipeline: type[TrafficVLMPipeline] = TrafficVLMPipeline) -> TrafficVLMPipeline:
@@ -70,6 +72,8 @@ class ModelOptions:
             load_weights(self.model, dtype=dtype).eval(),
             TrafficVLMProcessor.from_pretrained(self.model),
         )
+        if self.size is not None:
+            set_image_size(model, processor, self.size)
         settings: dict[str, Any] = {"thresholds": self.loaded_thresholds, "region": self.part_of_image}
         settings |= {"answer_untaught": self.answer_untaught, "min_score": self.min_score}
         try:

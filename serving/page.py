@@ -107,10 +107,10 @@ class Page:
     def __init__(self, pipe: TrafficVLMPipeline, region: Region | None = None):
         self.pipe, self.region = pipe, region
 
-    def encode(self, path: str | Path) -> EncodedPicture:
-        """The encoded image of a file. Raises a ValueError if it cannot be read."""
+    def encode(self, path: str | Path, image_size: int | None = None) -> EncodedPicture:
+        """The encoded image of a file, at a side in pixels. Raises a ValueError if it cannot be read."""
         picture = open_image(path)
-        encoded = self.pipe.encode(picture)
+        encoded = self.pipe.encode(picture, image_size=image_size)
         picture = picture if self.region is None else self.region.crop(picture)
         picture.thumbnail(SHOWN_SIZE)
         return EncodedPicture(encoded, picture)
@@ -155,13 +155,13 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
     page = Page(pipe, region)
     no_words = gr.Column(visible=False), gr.Dropdown(choices=[], value=None)
 
-    def choose(path: str | Path | None) -> tuple[Any, ...]:
+    def choose(path: str | Path | None, image_size: int | None) -> tuple[Any, ...]:
         picture, status = None, ""
         if path:
             start = time.perf_counter()
             try:
                 with image_warnings() as warnings:
-                    picture = page.encode(path)
+                    picture = page.encode(path, image_size)
                 for warning in warnings:
                     gr.Warning(warning)
                 status = f"Image encoded in {1000 * (time.perf_counter() - start):.0f} ms."
@@ -169,8 +169,8 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
                 gr.Warning(str(error), duration=None)
         return picture and picture.shown, picture, status, "", *no_words
 
-    def choose_upload(file: dict[str, Any] | None) -> tuple[Any, ...]:
-        return choose(file["path"] if file else None)
+    def choose_upload(file: dict[str, Any] | None, image_size: int | None) -> tuple[Any, ...]:
+        return choose(file["path"] if file else None, image_size)
 
     def ask(text: str, picture: EncodedPicture | None) -> tuple[Any, ...]:
         try:
@@ -197,6 +197,12 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
                     components=[image],
                     samples=[[str(path)] for path in EXAMPLES],
                     type="index",
+                )
+                size = gr.Dropdown(
+                    [("fast (256 pixels)", 256), ("balanced (384)", 384), ("small objects (512)", 512)],
+                    value=None,
+                    label="Size of the next image, as the model looks at it",
+                    elem_id="size",
                 )
                 questions = gr.Textbox(
                     QUESTIONS, lines=6, label="Questions, one per line (Shift+Enter asks)", elem_id="questions"
@@ -226,8 +232,8 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
         chosen = [image, encoded, *asked]
         # preprocess=False passes on any file: `open_image` says what is wrong with it, Gradio would not.
         uploads = [image.input, image.clear]
-        gr.on(uploads, choose_upload, image, chosen, preprocess=False, cancels=[asking], **queue)
-        examples.click(lambda i: choose(EXAMPLES[i]), examples, chosen, cancels=[asking], **queue)
+        gr.on(uploads, choose_upload, [image, size], chosen, preprocess=False, cancels=[asking], **queue)
+        examples.click(lambda i, side: choose(EXAMPLES[i], side), [examples, size], chosen, cancels=[asking], **queue)
         suggestion.input(add_question, [suggestion, questions], [questions, suggestion], show_progress="hidden")
         word.change(page.overlay, [word, encoded], [overlay, caption], show_progress="hidden")
     return blocks

@@ -70,6 +70,9 @@ class AnswerRequest(BaseModel):
         )
     )
     answer_untaught: Annotated[bool | None, Field(description="guess at what was not taught")] = None
+    image_size: Annotated[
+        int | None, Field(description="side of the pixels that the model looks at, a multiple of 32", ge=32, le=640)
+    ] = None
 
 
 class Answer(BaseModel):
@@ -117,11 +120,12 @@ class Service:
 
     def answer(self, asked: AnswerRequest) -> AnswerResponse:
         """Items of the pipeline, one for each question. Raises a ValueError if the image cannot be read."""
-        key = hashlib.sha256(asked.image).digest()
+        key = hashlib.sha256(asked.image).digest(), asked.image_size
         encoded, warnings = self.cache.get(key, (None, []))
         if encoded is None:
             with image_warnings() as warnings:
-                encoded = self.pipe.encode(open_image(asked.image, max_pixels=self.settings.max_pixels))
+                picture = open_image(asked.image, max_pixels=self.settings.max_pixels)
+                encoded = self.pipe.encode(picture, image_size=asked.image_size)
             if self.cache.maxsize:
                 self.cache[key] = encoded, warnings
         untaught = self.settings.answer_untaught if asked.answer_untaught is None else asked.answer_untaught

@@ -26,7 +26,7 @@ from PIL.Image import Transpose
 
 from ..common.files import DataError
 from ..common.image_files import IMAGE_SUFFIXES, READABLE, list_images, open_image
-from ..images_traffic_vlm import LOW_BITS, is_animated, own_range, scale_pixels, to_rgb
+from ..images_traffic_vlm import ANIMATED, LOW_BITS, own_range, scale_pixels, to_rgb
 
 
 DEFAULT_RATE = 25.0  # frames per second of images, and of videos that declare no rate
@@ -141,7 +141,7 @@ def open_source(name: str, frame_rate: float | None = None) -> FrameSource:
         with warnings.catch_warnings(action="ignore"):  # for example, that one frame of several is read
             open_image(path)  # raises an error now, as the source has no other image
         with Image.open(path, formats=READABLE) as image:
-            if is_animated(image):
+            if image.format in ANIMATED and getattr(image, "is_animated", False):
                 return AnimationSource(name, path, frame_rate, has_times=image.format != "TIFF")
         return ImageSource(name, [path], frame_rate)
     if path.suffix.lower() in PLAYLISTS and b"://" in path.read_bytes():

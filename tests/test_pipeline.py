@@ -1,6 +1,8 @@
 """The pipeline that answers: every form of input, one rule for answers, problems that stay with their question."""
 
 import io
+import math
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import datasets
@@ -11,8 +13,9 @@ import yaml
 from PIL import Image
 from torch.utils.data import Dataset
 
-from tiny import ROOT, close, count_calls, tiny_model, yes_no_model
+from tiny import ROOT, any_size_model, close, count_calls, tiny_model, yes_no_model
 from traffic_vlm.common.answers import answer_notes, answer_text
+from traffic_vlm.common.loading import set_image_size
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 
@@ -370,3 +373,48 @@ def test_a_model_that_cannot_answer_is_an_error(vqa, pictures, monkeypatch):
     for question, match in ((CAR, "Is there a car"), (COLOR, "What color is the traffic light")):
         with pytest.raises(FloatingPointError, match=match):
             vqa(pictures[0], question)
+
+
+# --- the size of images ---
+
+
+@pytest.fixture(scope="module")
+def dial(processor):
+    return TrafficVLMPipeline(model=any_size_model(), processor=processor, device="cpu", min_score=0)
+
+
+@pytest.mark.parametrize(("size", "shape"), [(256, (256, 256)), (320, (320, 320)), ((224, 352), (224, 352))])
+def test_the_size_of_images_is_a_dial(dial, size, shape):
+    encoded = dial.encode(PICTURE, image_size=size)
+    assert encoded.image_size == shape and encoded.pixel_values.shape[2:] == shape
+    items = dial(PICTURE, CAR, image_size=size)
+    assert dial(encoded, CAR) == items == dial(encoded, CAR, image_size=shape)
+    model, processor = any_size_model(), TrafficVLMProcessor.from_pretrained(ROOT)
+    set_image_size(model, processor, shape)  # as the commands do
+    assert TrafficVLMPipeline(model=model, processor=processor, min_score=0)(PICTURE, CAR) == items
+
+
+@pytest.mark.parametrize("size", [100, 0, -32, "256", (224,) * 3, 256.0, [256, 100]])
+def test_a_size_that_is_no_multiple_of_32_is_refused(dial, size):
+    for ask in (dial, lambda image, question, **options: dial.encode(image, **options)):
+        with pytest.raises(ValueError, match=r"image_size must be a multiple of 32 .* got " + re.escape(repr(size))):
+            ask(PICTURE, CAR, image_size=size)
+
+
+def test_sizes_of_encoded_images_do_not_mix(dial):
+    small, large = dial.encode(PICTURE), dial.encode(PICTURE, image_size=320)
+    with pytest.raises(ValueError, match=r"encoded at \(320, 320\) pixels"):
+        dial(large, CAR, image_size=256)
+    with pytest.raises(ValueError, match=r"of one size, got \(256, 256\) and \(320, 320\)"):
+        type(small).join([small, large])
+
+
+def test_each_size_has_its_temperature(dial):
+    dial.model.config.size_temperatures = {"512": 10.0}
+    try:
+        margins = {size: dial(PICTURE, CAR, image_size=size, margins=True)[0] for size in (256, 352, 384, 640)}
+    finally:
+        dial.model.config.size_temperatures = {}
+    for size, item in margins.items():
+        scale = 10.0 if size >= 384 else dial.model.config.yes_no_temperature
+        assert item["p_yes"] == pytest.approx(1 / (1 + math.exp(-item["margin"] / scale)), abs=1e-5)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from PIL import Image
 
-from tiny import count_calls, save_folder, tiny_model
+from tiny import any_size_model, count_calls, save_folder, tiny_model
 
 
 for name in ("cachetools", "fastapi", "fastapi_offline", "httpx"):
@@ -119,6 +119,22 @@ def test_thresholds_and_a_region_are_those_of_the_settings(start, client, tmp_pa
         [item] = ask(other, questions=QUESTIONS[:1]).json()["answers"]
     assert item["p_yes"] == pytest.approx(plain["p_yes"], abs=1e-5)
     assert (item["answer"], item["not_sure"]) == ("yes", True)
+
+
+def test_the_size_of_the_image_is_a_field_of_a_request(tmp_path):
+    model = str(save_folder(any_size_model(), tmp_path))
+    with TestClient(build_app(Settings(model, "cpu", threads=1, min_score=0, image_size="224,320"))) as client:
+        pipe, body = client.app.state.service.pipe, {"image": base64_of(png()), "questions": QUESTIONS}
+        for size in (None, 320, 224):
+            options = {} if size is None else {"image_size": size}
+            items = pipe(pipe.encode(Image.open(io.BytesIO(png())), image_size=size or (224, 320)), QUESTIONS)
+            response = client.post("/v1/answer", json=body | options)
+            assert response.json()["answers"] == [close_to(item) for item in items]
+        assert (
+            client.post("/v1/answer", json=body | {"image_size": 100})
+            .json()["detail"]
+            .startswith("image_size must be")
+        )
 
 
 def test_an_image_is_encoded_once_while_it_is_in_the_cache(start):

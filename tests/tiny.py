@@ -70,6 +70,11 @@ def tiny_model(seed: int = 0, **fields) -> TrafficVLMForConditionalGeneration:
     return TrafficVLMForConditionalGeneration(tiny_config(**fields)).eval()
 
 
+def any_size_model() -> TrafficVLMForConditionalGeneration:
+    """A tiny model with the project's own tower, which reads images of any size; above 256 pixels it pools tokens."""
+    return tiny_model(vision=TINY_TOWER | {"model_type": "traffic_vlm_vision", "pool_above": 256})
+
+
 def yes_no_model(**fields) -> TrafficVLMForConditionalGeneration:
     """A tiny model whose answers are all yes or no."""
     model = tiny_model(**fields)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...configuration_traffic_vlm import token_grid
 from ...data.agreement import exclusions, implications
 from ..collator import Prepared, Target
 from .grounding import find_word, object_patches, word_patches
@@ -31,8 +32,7 @@ def make_targets(
     Args:
         sources: names of all sources; the index of a source is its position here, 0 for other sources.
     """
-    patch = vision_config.patch_size
-    grid_of = getattr(vision_config, "token_grid", lambda height, width: (height // patch, width // patch))
+    grid_of = partial(token_grid, vision_config)
     made: dict[str, Target] = {
         "presence": partial(presence, grid_of=grid_of, sources=sources),
         "grounding": partial(grounding, grid_of=grid_of, processor=processor),
