@@ -77,7 +77,7 @@ def _simplify(text: str) -> str:
 # --- form: yes or no, negated, two questions ---
 
 _WH_WORDS = frozenset("what which who whom whose where whereabouts when why how".split())
-_WH_WORDS |= {word + "s" for word in _WH_WORDS}  # "whats"
+_WH_WORDS |= {word + ending for word in _WH_WORDS for ending in ("s", "re", "d", "ll")}  # "whats"
 _BE = frozenset("is are was were".split())
 _AUXILIARIES = _BE | frozenset("am do does did has have had can could will would shall should may might must".split())
 _NEGATED_AUXILIARIES = frozenset(word + "nt" for word in _AUXILIARIES) | {"cant", "wont"}
@@ -217,9 +217,11 @@ def _clause_asks_yes_no(words: list[str], is_last: bool) -> bool | None:
     words = _without_fillers(words) or [""]
     first, second = words[0], words[1:2]
     is_to_you = first in _AUXILIARIES and second == ["you"]  # "Could you describe it?" is a request
-    request = _without_fillers(words[2:]) if is_to_you else words
+    is_wish = first in ("i", "id") and "know" in words  # "I want to know what it is"
+    request = _without_fillers(words[2 if is_to_you else words.index("know") if is_wish else 0 :])
     said = [word for word in request[1:4] if word not in ("me", "us", "please")][:2]
-    if _REQUESTS & set(request[:1]) or (_SAYING & set(request[:1]) and _WH_WORDS & set(said)):  # "say what it is"
+    requests = _REQUESTS - {"find"} if is_to_you else _REQUESTS  # "Can you find a car?" asks whether there is one
+    if requests & set(request[:1]) or (_SAYING & set(request[:1]) and _WH_WORDS & set(said)):  # "say what it is"
         return False
     if first in _AUXILIARIES:
         return True

@@ -31,7 +31,8 @@ Please say if it is night.|tell me whether there's a bus|Can you tell me if ther
 Please answer: are there any cars?|So, is it safe to cross?|When it is dark, are the lights on?
 If the light is red, may we go?|In this image is there a bus?|Is there a car or a bus?|Are there 2 or more cars?
 Is a car or truck stuck in traffic or smoke?|Answer yes or no: how about a car?|There is a car; is it red?
-Is the car where it should be?||?|;;|when, now|please|can you|tell me|on|\u00bf?
+Is the car where it should be?|Can you find a car?|I want to know if there is a car
+|?|;;|when, now|please|can you|tell me|on|\u00bf?
 """
 OPEN = """
 How busy is it?|what's ahead|Whats the weather|WHERE\u2019S the bus?|Which lane are we in?|When was this taken?|Why?
@@ -39,7 +40,8 @@ On which side is the car?|In this picture how many cars are there?|Describe the 
 Can you tell me what color it is?|When?|Please say where the car is.|tell me on which side it is|Count the cars.
 Number of cars?|Is it day or night?|Is the light red, yellow or green?|Is the car on the left or on the right?
 The parked car is what?|There is a car; what is it doing?|Based on this scene, what should we do?
-Which object has eyes or nose?
+Which object has eyes or nose?|What're the colors of the cars?|What'll the weather be?|Find a car.
+I want to know what color the light is|I'd like to know how many cars there are
 """
 
 
