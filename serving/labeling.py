@@ -134,7 +134,8 @@ class LabelFolder:
                 before, files = (json.loads(metadata[key]) for key in (b"options", b"files"))
             except (pa.ArrowException, KeyError) as error:
                 raise DataError(f"{info.path} is damaged, or holds no labels: remove it ({error})") from error
-            others = [f"{name} {before[name]!r}, now {new!r}" for name, new in options.items() if before[name] != new]
+            pairs = [(name, before.get(name), new) for name, new in options.items()]
+            others = [f"{name} {old!r}, now {new!r}" for name, old, new in pairs if old != new]
             if others:
                 what = "; ".join(others)
                 raise DataError(f"{self.path} has labels of another run ({what}): choose another --output_dir")

@@ -206,6 +206,8 @@ def test_labels_with_other_options_and_foreign_files_are_refused(model, tmp_path
         message = rf"out has labels of another run \({message}\): choose another --output_dir$"
         with pytest.raises(DataError, match=message):
             label(str(images), label_options(output, **({"model": model, "ask": QUESTIONS} | options)))
+    with pytest.raises(DataError, match="newer None, now 1"):  # labels of older code
+        LabelFolder(str(output), {"newer": 1})
     pq.write_table(pa.table({"a": [1]}), output / "a.parquet")
     with pytest.raises(DataError, match=r"a\.parquet is damaged, or holds no labels: remove it"):
         label(str(images), label_options(output, model, QUESTIONS))
