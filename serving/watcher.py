@@ -159,7 +159,7 @@ class Recorder:
         self.questions, self.options, self.source, self.video = list(questions), options, source, video
         self.steps = deque([1 / min(source.rate, options.fps or source.rate)], maxlen=100)  # seconds between frames
         self.folder, self.texts = options.output_dir, [question.text for question in questions]
-        self.frames, self.dropped, self.seconds = 0, 0, 0.0
+        self.num_frames, self.dropped, self.seconds = 0, 0, 0.0
         self.started, self.start = datetime.now().astimezone(), time.monotonic()
         self.ended_by = "an error"
         self.events: list[dict[str, Any]] = []  # rows of those that have ended
@@ -172,13 +172,13 @@ class Recorder:
         """Record frames in their order, each with the items of all questions."""
         for frame, row in zip(frames, items):
             step = frame.seconds - self.seconds
-            if self.frames and step > max(JUMP, JUMP_STEPS * median(self.steps)):
+            if self.num_frames and step > max(JUMP, JUMP_STEPS * median(self.steps)):
                 self._end_events()
                 times = f"{clock_time(self.seconds)} to {clock_time(frame.seconds)}"
                 self.source.notes.append(f"the time jumps from {times}: events end there")
-            elif self.frames:
+            elif self.num_frames:
                 self.steps.append(step)
-            self.frames, self.seconds = self.frames + 1, frame.seconds
+            self.num_frames, self.seconds = self.num_frames + 1, frame.seconds
             self.timeline.add(timeline_row(frame, item) for item in row)
             for question, item, detector in zip(self.questions, row, self.detectors):
                 words = item["answer"] or NONE if item["p_yes"] is None else None
@@ -212,7 +212,7 @@ class Recorder:
         self._end_events()
         try:
             self._write_summary(elapsed)
-            if self.frames:
+            if self.num_frames:
                 limits = [self.options.event_limits(one) if one.is_yes_no else () for one in self.questions]
                 files = self.folder / "timeline.csv", self.folder / "timeline.png"
                 draw_timeline(files[0], self.texts, self.events, limits, files[1])
@@ -230,7 +230,7 @@ class Recorder:
             "ended_by": self.ended_by,
             "seconds": self.seconds,
             "elapsed": round(elapsed, 3),
-            "frames_per_second": round(self.frames / elapsed, 2),
+            "frames_per_second": round(self.num_frames / elapsed, 2),
             "real_time": round(self.seconds / elapsed, 3),
             "dropped": self.dropped,
             "broken": source.broken,
@@ -238,13 +238,13 @@ class Recorder:
             "problems": source.problems,
             "questions": [{"question": text, "on": on, "off": off} for text, (on, off) in zip(self.texts, limits)],
             "shortest": options.shortest,
-            "frames": self.frames,
+            "frames": self.num_frames,
             "events": self.events,
         }
         atomic_write_text(self.folder / "summary.json", json.dumps(summary, indent=1))
         print(
-            f"{self.frames:,} frames, {summary['frames_per_second']} frames/s, {summary['real_time']} x real time, "
-            f"{len(self.events):,} events; wrote {self.folder}",
+            f"{self.num_frames:,} frames, {summary['frames_per_second']} frames/s, "
+            f"{summary['real_time']} x real time, {len(self.events):,} events; wrote {self.folder}",
             file=sys.stderr,
         )
 
