@@ -49,8 +49,9 @@ SIDES = (224, 640)  # of images that the weights were tried on, in pixels
 ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
 IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
 LAYOUT_OPTIONS = ("padding", "padding_side", "max_length")
-# Of the library. Those of the first line have no effect here, and the others are accepted if they are off.
+# The library passes these, and they have no effect here.
 IGNORED_OPTIONS = {"add_special_tokens", "sanitize_control_tokens", "verbose"}
+# Other options of the library, which are accepted if they are off.
 LIBRARY_OPTIONS = {*TextKwargs.__annotations__, *ProcessingKwargs.__annotations__, "videos", "audio"}
 TOKEN_INPUTS = ("input_ids", "attention_mask", "labels", "position_ids", "segment_ids")  # one number for each token
 

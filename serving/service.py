@@ -29,6 +29,7 @@ from .options import MAX_QUESTIONS, ModelOptions
 
 
 API_KEY = "TRAFFIC_VLM_API_KEY"  # environment variable
+QUESTION_NAMES = ("questions", "question", "questions[]")  # of a field; the first is documented
 
 
 @dataclass
@@ -43,9 +44,6 @@ class Settings(ModelOptions):
     cached_images: int = option(256, "encoded images to keep, 1.8 MB each in float32")
     root_path: str = option("", "path at which a proxy serves this, such as /traffic")
     allow_origin: list[str] = option([], "web pages that may ask from a browser, such as https://a.org; * for all")
-
-
-QUESTION_NAMES = ("questions", "question", "questions[]")  # the first is documented
 
 
 def image_bytes(value: Any) -> Any:
@@ -169,7 +167,7 @@ async def read_body(request: Request) -> bytes | dict[str, Any]:
         body: dict[str, Any] = dict(form)
         if questions := [text for name, text in form.multi_items() if name in QUESTION_NAMES]:
             body["questions"] = questions
-        if isinstance(file := body.get("image", body.get("")), UploadFile):
+        if isinstance(file := body.get("image", body.get("")), UploadFile):  # some clients name no field
             body["image"] = await file.read()
         return body
 

@@ -248,7 +248,7 @@ class VideoSource(FrameSource):
 
     Args:
         timeout: seconds without data after which a stream counts as lost.
-        clock: seconds, of frames that a camera sends over HTTP as JPEG files, without times.
+        clock: returns seconds: the times of JPEG frames over HTTP, which have none.
     """
 
     def __init__(

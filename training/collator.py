@@ -78,8 +78,6 @@ class TrafficCollator:
     A row without `scene` (hand-written questions) is never mirrored or cropped, as its answers could change. Rows
     without any possible question are left out; others of the batch are repeated in their place. If no row of a batch
     is left, questions are asked that are not balanced.
-
-    Balancers live as long as their worker.
     """
 
     processor: Any

@@ -21,7 +21,7 @@ from ..data.scene import parse_scene
 MAX_DRAWS = 12  # of one picture in a run, on average
 ASPECTS = (0.75, 1.8)  # width / height of a batch
 STEP = 32  # sides of a batch are multiples, in pixels
-LAST_FRACTION = 0.1  # of the steps, which have the default size
+LAST_FRACTION = 0.1  # of the steps: the last ones, whose batches have the default size
 MIXUP = 0.4  # both parameters of the beta distribution of an image's weight in a mixture
 MIXUP_FRACTION = 0.6  # fraction of the run with mixed images
 

@@ -20,8 +20,9 @@ from ..common.files import ROOT, atomic_write_text
 
 
 MARK = "<!-- Written by scripts/train.py, which overwrites this file as long as this line is in it. -->"
-OWN_FIELDS = ("language", "library_name", "pipeline_tag", "tags")  # of our own card, for that of a trained model
-LICENSE_FIELDS = ("license", "license_name", "license_link")  # of the card of the base
+# Copied to the card of a trained model: from our own card, and from that of the initial weights.
+OWN_FIELDS = ("language", "library_name", "pipeline_tag", "tags")
+LICENSE_FIELDS = ("license", "license_name", "license_link")
 CARD = """# {name}
 
 A Traffic VLM: it encodes an image of a traffic scene once and answers many questions about it.

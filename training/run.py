@@ -31,8 +31,8 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
 
     Raises:
         ValueError: options, data or weights are invalid. FloatingPointError: the loss or a weight is NaN.
-        OSError: the disk is full, or the Hub does not take the finished folder, for example. That folder is complete
-            by then; scripts/push_to_hub.py pushes it.
+        OSError: a file cannot be read or written; or the Hub does not take the finished folder, which is complete by
+            then: scripts/push_to_hub.py pushes it.
     """
     if arguments.n_gpu > 1:  # DataParallel would separate rows of text from their images
         raise ValueError(f"start one process for each GPU: torchrun --nproc_per_node {arguments.n_gpu}")
@@ -108,28 +108,28 @@ def finish(trainer: TrafficTrainer, options: TrainOptions, note: str, own_words:
     save_folder(model, processor, folder)
     named = "the model with the new tower" if base and options.vision_tower else "the model"
     verdict, before, after = judge(folder / BEFORE_FILE, answers, named)
-    story = f"{verdict}\n{note}.".removesuffix("\n.")
+    story = f"{verdict}\n{note}." if note else verdict
     write_card(folder, base, options.train_dataset, trainer.state.global_step, story, before, after)
     print(f"{verdict}\nThe model is in {folder}. Ask it:")
     print(f'    python scripts/ask.py docs/crossing.jpg "Is there a car?" --model {folder}')
     print("checkpoint-* (to resume this training) and runs (logs) in it can be deleted.")
 
 
-def judge(path: Path, answers: pd.DataFrame | None, model: str) -> tuple[str, dict[str, float], dict[str, float]]:
+def judge(path: Path, answers: pd.DataFrame | None, name: str) -> tuple[str, dict[str, float], dict[str, float]]:
     """(verdict, metrics before, metrics after) of a training; the metrics are empty without an evaluation.
 
     Args:
         path: table of the answers before training.
         answers: of the finished model.
-        model: what the verdict calls the model.
+        name: of the model in the verdict, such as "the model".
     """
     if answers is not None and path.is_file():
         before = pd.read_parquet(path)
         comparison = compare(before, answers)
         if comparison is not None:
-            return comparison.verdict(model), answer_metrics(before), answer_metrics(answers)
+            return comparison.verdict(name), answer_metrics(before), answer_metrics(answers)
     reason = "it was not evaluated, or all true answers are the same"
-    return f"Whether training made {model} better is not known: {reason}.", {}, {}
+    return f"Whether training made {name} better is not known: {reason}.", {}, {}
 
 
 def save_folder(model: Any, processor: Any, folder: Path) -> None:

@@ -129,7 +129,7 @@ class AveragingTrainer(Trainer):
         return [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        """In order: `Mixture` and `Drawing` draw at random."""
+        """A sampler that keeps the order of rows, as `Mixture` and `Drawing` draw them at random."""
         return SequentialSampler(self.train_dataset)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -226,7 +226,7 @@ class TrafficTrainer(AveragingTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def _normalized(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Pixels [I,3,H,W] of uint8 ones, normalized as by the processor."""
+        """Pixels [I,3,H,W], normalized as by the processor, of pixels in 0..255."""
         options = self.processing_class.image_processor
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (options.image_mean, options.image_std))
         mean, std = (values.to(pixels.device, non_blocking=True) for values in (mean, std))

@@ -91,7 +91,7 @@ class AskedWords(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.counts.index_put_((input_ids, kind), is_asked.long(), accumulate=True)
 
     def often(self, tokenizer: TrafficVLMTokenizer) -> set[str]:
-        """The content words that stood 200 times in questions, with both answers or with answers in words."""
+        """The content words of at least MIN_ASKED questions, whose answers were both yes and no, or in words."""
         words = zip(tokenizer.convert_ids_to_tokens(range(len(self.counts))), self.counts.tolist())
         return {
             word
