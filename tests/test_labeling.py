@@ -124,6 +124,7 @@ def test_bad_images_have_a_problem_and_the_others_are_labeled(model, tmp_path):
     block = pa.table({"image": [encoded_image(0), None], "path": ["a.parquet"] * 2})
     labels = Labeler(label_options(tmp_path / "none", model), "parquet")(block)
     assert labels["problem"].to_pylist() == [None, "this row has no image"]
+    assert [key.rsplit("/", 1)[-1] for key in labels["key"].to_pylist()] == ["a.parquet#0", "a.parquet#1"]
 
 
 def test_a_block_has_the_warnings_about_its_images(model):
