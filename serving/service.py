@@ -17,7 +17,7 @@ from cachetools import LRUCache
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from fastapi_offline import FastAPIOffline
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
 from starlette.datastructures import UploadFile
 from starlette.middleware.cors import CORSMiddleware
 
@@ -59,18 +59,19 @@ class AnswerRequest(BaseModel):
     image: Annotated[
         bytes, BeforeValidator(image_bytes), WithJsonSchema({"type": "string", "contentEncoding": "base64"})
     ]
-    questions: Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = (
-        Field(
-            min_length=1,
-            max_length=MAX_QUESTIONS,
-            examples=[["Is there a car?"]],
-            validation_alias=AliasChoices(*QUESTION_NAMES),
-        )
-    )
+    questions: Annotated[list[str], Field(min_length=1, max_length=MAX_QUESTIONS, examples=[["Is there a car?"]])]
     answer_untaught: Annotated[bool | None, Field(description="guess at what was not taught")] = None
     image_size: Annotated[
         int | None, Field(description="side of the pixels that the model looks at, a multiple of 32", ge=32, le=640)
     ] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def join_questions(cls, body: Any) -> Any:
+        """The body with the questions of all QUESTION_NAMES as `questions`."""
+        given = [body[name] for name in QUESTION_NAMES if name in body] if isinstance(body, dict) else []
+        texts = [text for one in given for text in (one if isinstance(one, list) else [one])]
+        return body | {"questions": texts} if given else body
 
 
 class Answer(BaseModel):
@@ -155,7 +156,7 @@ async def read_body(request: Request) -> bytes | dict[str, Any]:
         return message
 
     limited = Request(request.scope, receive)
-    if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
+    if (encoding := request.headers.get("content-encoding", "").strip().lower()) not in ("", "identity"):
         raise HTTPException(415, f"the body is compressed ({encoding}): send it without compression")
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type == "application/json":
@@ -164,9 +165,7 @@ async def read_body(request: Request) -> bytes | dict[str, Any]:
         expected = "the content type must be application/json or multipart/form-data"
         raise HTTPException(415, f"{expected}, got {content_type or 'none'}")
     async with limited.form(max_files=1, max_part_size=max_bytes) as form:
-        body: dict[str, Any] = dict(form)
-        if questions := [text for name, text in form.multi_items() if name in QUESTION_NAMES]:
-            body["questions"] = questions
+        body: dict[str, Any] = dict(form) | {name: form.getlist(name) for name in QUESTION_NAMES if name in form}
         if isinstance(file := body.get("image", body.get("")), UploadFile):  # some clients name no field
             body["image"] = await file.read()
         return body
@@ -230,9 +229,8 @@ def build_app(settings: Settings, api_key: str | None = None) -> FastAPI:
     )
     if root := settings.root_path.strip("/"):
         app.add_middleware(RootPath, root=f"/{root}")
-    app.add_middleware(
-        CORSMiddleware, allow_origins=settings.allow_origin, allow_headers=["*"], allow_methods=["POST"]
-    )
+    origins = [origin.rstrip("/") for origin in settings.allow_origin]  # as browsers write them
+    app.add_middleware(CORSMiddleware, allow_origins=origins, allow_headers=["*"], allow_methods=["POST"])
     app.state.service, app.state.api_key, app.state.model_thread = Service(settings), api_key, ThreadPoolExecutor(1)
     app.include_router(router, dependencies=[Depends(check_key)] if api_key else [])
 
