@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 from typing import Any, ClassVar
 
 from tqdm import tqdm
@@ -172,11 +172,11 @@ class Recorder:
         """Record frames in their order, each with the items of all questions."""
         for frame, row in zip(frames, items):
             step = frame.seconds - self.seconds
-            if self.num_frames and step > max(JUMP, JUMP_STEPS * median(self.steps)):
+            if self.num_frames and step > max(JUMP, JUMP_STEPS * median_low(self.steps)):
                 self._end_events()
                 times = f"{clock_time(self.seconds)} to {clock_time(frame.seconds)}"
                 self.source.notes.append(f"the time jumps from {times}: events end there")
-            elif self.num_frames:
+            if self.num_frames:  # also after a jump: the declared rate may be wrong
                 self.steps.append(step)
             self.num_frames, self.seconds = self.num_frames + 1, frame.seconds
             self.timeline.add(timeline_row(frame, item) for item in row)
@@ -203,7 +203,7 @@ class Recorder:
     def _end_events(self) -> None:
         """End the current events: no frame follows the last one, which lasts as long as the others."""
         for question, detector in zip(self.questions, self.detectors):
-            self._record(question, detector.close(self.seconds + median(self.steps)))
+            self._record(question, detector.close(self.seconds + median_low(self.steps)))
         self.detectors = [self.options.detector(question) for question in self.questions]
 
     def close(self) -> None:

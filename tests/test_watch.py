@@ -142,12 +142,16 @@ def test_an_event_ends_where_the_time_jumps(tmp_path, capsys, step, ends):
     assert json.loads((tmp_path / "summary.json").read_text())["notes"] == recorder.source.notes
 
 
-def test_long_steps_of_a_time_lapse_are_no_jumps(tmp_path):
-    recorder = make_recorder(tmp_path, rate=1 / 300)
+@pytest.mark.parametrize(
+    "rate, ends", [(1 / 300, [2700]), (25, [0.04, 300.04, 2700])]
+)  # a wrong rate is soon corrected
+def test_long_steps_of_a_time_lapse_are_no_jumps(tmp_path, rate, ends):
+    recorder = make_recorder(tmp_path, rate=rate, shortest=0)
     frames = [replace(frame, seconds=frame.index * 300) for frame in make_frames([250] * 9)]
     recorder.add(frames, brightness(frames))
     recorder.close()
-    assert [event["end"] for event in recorder.events] == [2700] and not recorder.source.notes
+    assert [event["end"] for event in recorder.events] == pytest.approx(ends)
+    assert len(recorder.source.notes) == len(ends) - 1
 
 
 def test_thresholds_take_the_place_of_on_and_off(tmp_path):
