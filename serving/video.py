@@ -39,7 +39,7 @@ PLAYLISTS = (".m3u", ".m3u8")
 # With colors at full resolution: within half a level of the image processor.
 EXACT = Interpolation.BICUBIC | Interpolation.ACCURATE_RND
 EXACT |= Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
-DEEP = ("rgb48", "bgr48", "rgba64", "bgra64", "gbrp16", "gbrap16")  # formats of RGB with 16 bits
+DEEP = ("rgb48", "bgr48", "rgba64", "bgra64", "gbrp16", "gbrap16", "ya16")  # formats of 16 bits that are not YUV
 WHOLE_RANGE = (0.0, 65535.0)
 ROTATIONS = {90: Transpose.ROTATE_90, 180: Transpose.ROTATE_180, 270: Transpose.ROTATE_270}
 
@@ -308,7 +308,7 @@ class VideoSource(FrameSource):
         if content.color_trc in LINEAR:
             image = Image.fromarray(to_standard_range(pixels("rgb48le").to_ndarray(), LINEAR[content.color_trc]))
         elif parts[0].bits > 8 and name.startswith(("gray", *DEEP)):
-            image = self._scale(pixels("gray16le" if name.startswith("gray") else "rgb48le").to_ndarray())
+            image = self._scale(pixels("gray16le" if name.startswith("gray") else "rgba64le").to_ndarray())
         elif any(part.is_alpha for part in parts):
             image = to_rgb(Image.fromarray(pixels("rgba").to_ndarray()))
         else:
@@ -318,10 +318,14 @@ class VideoSource(FrameSource):
 
     def _scale(self, array: np.ndarray) -> Image.Image:
         """RGB image of 16-bit pixels, by the range of the first frame that has one, as `to_rgb` scales a picture."""
-        if self.range is None and array.min() < array.max():
-            is_scaled = array.ndim == 2 or array.max() < LOW_BITS
-            self.range = own_range(array) if is_scaled else WHOLE_RANGE
-        return to_rgb(scale_pixels(array, *(self.range or WHOLE_RANGE)))
+        colors = array if array.ndim == 2 else array[..., :3]
+        if self.range is None and colors.min() < colors.max():
+            is_scaled = array.ndim == 2 or colors.max() < LOW_BITS
+            self.range = own_range(colors) if is_scaled else WHOLE_RANGE
+        scaled = scale_pixels(array, *(self.range or WHOLE_RANGE))
+        if array.ndim == 3:
+            scaled[..., 3] = array[..., 3] >> 8
+        return to_rgb(Image.fromarray(scaled))
 
     def read(self) -> Iterator[tuple[int, float, av.VideoFrame]]:
         index, seconds = -1, 0.0

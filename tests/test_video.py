@@ -119,10 +119,12 @@ def test_a_video_of_16_bits_is_scaled_from_the_range_of_its_first_frame(tmp_path
         assert levels_of(open_source(str(whole)).frames()) == pytest.approx([(ramp // 65 * 1000).mean() / 257], abs=1)
 
 
-def test_transparent_pixels_are_white(tmp_path):
+@pytest.mark.parametrize(("layout", "given"), [("rgba", "rgba"), ("rgba64be", "rgba64le")])
+def test_transparent_pixels_are_white(tmp_path, layout, given):
     picture = np.zeros((48, 64, 4), np.uint8)
     picture[:24] = (200, 100, 50, 255)
-    path = encode(tmp_path / "clear.mov", [picture] * 2, codec="png", layout="rgba", given="rgba")
+    picture = picture if given == "rgba" else picture.astype(np.uint16) * 257
+    path = encode(tmp_path / "clear.mov", [picture] * 2, codec="png", layout=layout, given=given)
     image = next(open_source(str(path)).frames()).image
     assert [image.getpixel((9, y)) for y in (9, 40)] == [(200, 100, 50), (255, 255, 255)]
 
