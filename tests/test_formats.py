@@ -651,6 +651,7 @@ def test_yolo_1_1_of_cvat_is_drafted(tmp_path):
         ({"train/labels.csv": "filename,class,xmin"}, r"train/labels\.csv is a table: export COCO JSON, YOLO"),
         ({"x.json": {"a": 1}}, r"x\.json: it is JSON of another form, export COCO JSON, .*: 'categories'"),
         ({"obj.names": "car"}, r"obj\.names: train, val and test are not folders"),
+        ({"classes.txt": "car"}, r'classes\.txt is of YOLO: write a data\.yaml with "names" and "train: images"'),
         ({"data.yaml": "names: car\ntrain: ."}, r"data\.yaml: class names cannot be read: names must be a list"),
         ({}, "has none of a data.yaml with image folders, COCO JSON files or Pascal VOC XML files"),
         ({"data.yaml": "names: [A]\ntrain: [a, b]\nval: c.txt"},

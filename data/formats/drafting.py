@@ -31,9 +31,7 @@ class Found:
     format: str
     splits: dict[str, dict[str, str]] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)  # of classes
-    exhaustive: set[str] | None = (
-        None  # normalized names of the classes that every file labels exhaustively; None: all
-    )
+    exhaustive: set[str] | None = None  # normalized names of what every file labels exhaustively; None: all
     is_stated: bool = False  # the files say what is exhaustive
     notes: list[str] = field(default_factory=list)  # for the reader of the mapping
 
@@ -53,8 +51,11 @@ def draft_mapping(folder: Folder, path: Path) -> tuple[SourceMapping, str]:
                 break
             notes += found.notes
         else:
-            tables = [root / name for name in folder.files(root) if name.lower().endswith((".csv", ".tsv"))]
-            notes += [f"{table} is a table: {EXPORT} from the tool that wrote it" for table in tables]
+            for name in folder.files(root):
+                if name.lower().endswith((".csv", ".tsv")):
+                    notes.append(f"{root / name} is a table: {EXPORT} from the tool that wrote it")
+                if name.endswith(("classes.txt", "obj.names")):
+                    notes.append(f'{root / name} is of YOLO: write a data.yaml with "names" and "train: images"')
             message = f"{root} has none of a data.yaml with image folders, COCO JSON files or Pascal VOC XML files"
             raise DataError("; ".join([message, *notes[:3]]))
     except DataError as error:
@@ -64,9 +65,7 @@ def draft_mapping(folder: Folder, path: Path) -> tuple[SourceMapping, str]:
     content |= match_classes(found)
     text, use = json.dumps(content, indent=2, ensure_ascii=False) + "\n", f"--source {path}={root}"
     if path.exists() and path.read_bytes() != text.encode():
-        why = (
-            f"{path} differs from the draft for {root}: it was edited, the folder has changed, or it is of another one"
-        )
+        why = f"{path} differs from the draft for {root}: it was edited, the folder has changed, or it is of another"
         raise DataError(f"{why}. {use} uses it as it is; for a new draft, delete it or choose another --output_dir")
     atomic_write_text(path, text)
     if found.names and not any(content["classes"].values()):
