@@ -17,11 +17,14 @@ from unittest.mock import create_autospec
 
 import pytest
 import torch
+from filelock import FileLock
 from huggingface_hub import HfApi
 from hypothesis import settings
 from transformers.utils import logging
 
-from tiny import ROOT, TINY_TOWER, save_folder, tiny_decoder, tiny_model
+from tiny import ROOT, TINY_TEXT, TINY_TOWER, save_folder, tiny_decoder, tiny_model
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 
 
 HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -61,6 +64,26 @@ def processor():
     from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 
     return TrafficVLMProcessor.from_pretrained(ROOT)
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory):
+    """(folder of a tiny model, folder of its graphs), exported once for all workers; tests must not change them."""
+    for name in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(name)
+    from traffic_vlm.export.onnx import export
+
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, graphs = base / "exported model", base / "graphs"
+    with FileLock(base / "export.lock"):
+        if not graphs.exists():
+            torch.manual_seed(0)
+            vision = {"model_type": "traffic_vlm_vision"} | TINY_TOWER
+            model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(vision, TINY_TEXT, yes_no_temperature=1.7))
+            folder.mkdir(exist_ok=True)
+            export(save_folder(model.eval(), folder), graphs)
+    return folder, graphs
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tiny import ROOT, TINY_TEXT, TINY_TOWER, random_ids, random_pixels, save_folder
+from tiny import ROOT, random_ids, random_pixels
 
 
 for name in ("onnx", "onnxruntime", "onnxscript"):
@@ -20,9 +20,7 @@ for name in ("onnx", "onnxruntime", "onnxscript"):
 
 import onnxruntime  # noqa: E402
 
-from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig  # noqa: E402
-from traffic_vlm.export.onnx import NAMES, export, load, store_in_less  # noqa: E402
-from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration  # noqa: E402
+from traffic_vlm.export.onnx import NAMES, load, store_in_less  # noqa: E402
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline  # noqa: E402
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor  # noqa: E402
 
@@ -31,25 +29,9 @@ QUESTIONS = ["Is there a car?", "Is the traffic light red?", "Is it raining?", "
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    torch.manual_seed(0)
-    config = TrafficVLMConfig({"model_type": "traffic_vlm_vision"} | TINY_TOWER, TINY_TEXT, yes_no_temperature=1.7)
-    model = TrafficVLMForConditionalGeneration(config).eval()
-    return save_folder(model, tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def exported(folder, tmp_path_factory):
-    """The folder of all graphs."""
-    output = tmp_path_factory.mktemp("export") / "all"
-    export(folder, output)
-    return output
-
-
-@pytest.fixture(scope="module")
 def run(exported):
     """A function that runs a graph by its name."""
-    sessions = {name: onnxruntime.InferenceSession(exported / f"{name}.onnx") for name in NAMES}
+    sessions = {name: onnxruntime.InferenceSession(exported[1] / f"{name}.onnx") for name in NAMES}
 
     def run_onnx(name, **inputs):
         outputs = sessions[name].run(None, {key: value.numpy() for key, value in inputs.items()})
@@ -64,8 +46,8 @@ def assert_near(actual, expected):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("images", "questions"), [(1, 1), (3, 2), (2, 4)])
-def test_score_equals_the_model(folder, run, images, questions):
-    model, processor = load(folder)
+def test_score_equals_the_model(exported, run, images, questions):
+    model, processor = load(exported[0])
     pixels = random_pixels(images, seed=images)
     text = [QUESTIONS[i % 2 :][:questions] for i in range(images)]  # rows of different lengths need padding
     inputs = processor(text=text, packed=True, return_tensors="pt")
@@ -83,8 +65,8 @@ def test_score_equals_the_model(folder, run, images, questions):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("rows", "length", "steps"), [(1, 2, 6), (3, 9, 3)])
-def test_decode_equals_the_model(folder, run, rows, length, steps):
-    model, _ = load(folder)
+def test_decode_equals_the_model(exported, run, rows, length, steps):
+    model, _ = load(exported[0])
     pixels, ids = random_pixels(rows, seed=3), random_ids(rows, length, seed=4)
     options = {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False}
     options |= {"output_logits": True, "return_dict_in_generate": True}
@@ -106,13 +88,14 @@ def test_decode_equals_the_model(folder, run, rows, length, steps):
 
 def test_weights_in_fewer_bits_are_close_and_smaller(exported, tmp_path):
     pixels, outputs = {"pixel_values": random_pixels(2).numpy()}, []
-    path = Path(shutil.copy(exported / "vision.onnx", tmp_path))
+    whole = exported[1] / "vision.onnx"
+    path = Path(shutil.copy(whole, tmp_path))
     store_in_less(path)
-    for one in (exported / "vision.onnx", path):
+    for one in (whole, path):
         outputs.append(onnxruntime.InferenceSession(one).run(["image_keys"], pixels)[0])
     exact, stored = outputs
     assert 0 < np.abs(exact - stored).mean() < 0.1 * np.abs(exact).mean()
-    assert path.stat().st_size < (exported / "vision.onnx").stat().st_size
+    assert path.stat().st_size < whole.stat().st_size
 
 
 ASKED = [
@@ -137,10 +120,11 @@ ASKED = [
 
 
 @pytest.mark.parametrize("own_questions", [False, True])
-def test_the_program_in_the_docs_answers_as_the_pipeline_does_without_torch(folder, exported, tmp_path, own_questions):
+def test_the_program_in_the_docs_answers_as_the_pipeline_does_without_torch(exported, tmp_path, own_questions):
     [program] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/serving.md").read_text(), re.DOTALL)
     assert len(program.splitlines()) <= 80
-    graphs, image = shutil.copytree(exported, tmp_path / "graphs"), ROOT / "docs/example.jpg"
+    folder, image = exported[0], ROOT / "docs/example.jpg"
+    graphs = shutil.copytree(exported[1], tmp_path / "graphs")
     about = json.loads((graphs / "export.json").read_text()) | {"own_questions": own_questions}
     (graphs / "export.json").write_text(json.dumps(about))
     for name in ("torch", "transformers"):  # the packages exist but cannot be imported

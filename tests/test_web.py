@@ -4,6 +4,7 @@
 """
 
 import json
+import shutil
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import GenerationConfig
 
-from tiny import ROOT, save_folder, tiny_model
+from tiny import ROOT
 
 
 onnxruntime = pytest.importorskip("onnxruntime", reason='needs the extra "export"')
@@ -97,22 +99,26 @@ class Handler(SimpleHTTPRequestHandler):
 def model_folder(request, tmp_path_factory):
     if request.param == "shipped":
         return ROOT
-    model = tiny_model(yes_no_temperature=1.7)
-    model.generation_config.max_new_tokens = 4
-    folder = save_folder(model, tmp_path_factory.mktemp("model"))
+    folder = tmp_path_factory.mktemp("model")
+    shutil.copytree(request.getfixturevalue("exported")[0], folder, dirs_exist_ok=True)
+    GenerationConfig.from_pretrained(folder, max_new_tokens=4).save_pretrained(folder)
     # Random weights have no likely answer of the kind that is asked for: accept any.
     TrafficVLMProcessor.from_pretrained(ROOT, own_questions=True).save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def page(model_folder, tmp_path_factory):
-    """The folder of the exported page."""
+def page(model_folder, request, tmp_path_factory):
+    """The folder of the exported page; that of the tiny model has the graphs of test_export.py."""
     folder = tmp_path_factory.mktemp("web") / "page"
-    try:
-        export_page(model_folder, folder)
-    except ValueError as error:
-        pytest.skip(str(error))
+    with pytest.MonkeyPatch.context() as patch:
+        if model_folder != ROOT:
+            graphs = request.getfixturevalue("exported")[1]
+            patch.setattr("traffic_vlm.export.web.save_onnx", lambda _, path: shutil.copy(graphs / path.name, path))
+        try:
+            export_page(model_folder, folder)
+        except ValueError as error:
+            pytest.skip(str(error))
     return folder
 
 
