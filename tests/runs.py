@@ -11,8 +11,6 @@ from safetensors.torch import load_file
 
 from tiny import load_script
 from traffic_vlm.common.options import option_parser
-from traffic_vlm.training.options import TrainOptions
-from traffic_vlm.training.run import train
 from traffic_vlm.training.trainer import last_checkpoint
 
 
@@ -31,6 +29,9 @@ def command(start: Path | None, output: Path, options: str) -> list[str]:
 
 def learn(start: Path | None, output: Path, options: str) -> None:
     """Train with these options of scripts/train.py."""
+    from traffic_vlm.training.options import TrainOptions  # here, so that a test can see what is imported
+    from traffic_vlm.training.run import train
+
     parser = option_parser((load_script("train").Arguments, TrainOptions), None)
     train(*parser.parse_args_into_dataclasses(command(start, output, options)))
 

@@ -8,7 +8,6 @@ import torch
 from transformers import SiglipConfig, SiglipVisionConfig
 
 from tiny import TINY_TOWER, tiny_config, tiny_text_config
-from traffic_vlm.attention_traffic_vlm import TrafficVLMSelfAttention
 from traffic_vlm.configuration_traffic_vlm import (
     AUTO_MAP,
     TrafficVLMConfig,
@@ -43,20 +42,6 @@ def test_numbers_of_parameters(config, tower, decoder):
     assert [part.num_parameters() for part in parts] == [tower, decoder]
     width = config.text_config.hidden_size
     assert model.num_parameters() == tower + decoder + 768 * width + width  # the head is the embedding table
-
-
-def test_grouped_query_attention_halves_the_projections():
-    sizes = []
-    for heads in (8, 2):
-        attention = TrafficVLMSelfAttention(TrafficVLMTextConfig(num_key_value_heads=heads), 0)
-        sizes.append(sum(layer.weight.numel() for layer in (attention.q_proj, attention.k_proj, attention.v_proj)))
-    assert sizes == [786_432, 393_216]
-
-
-def test_presets_can_be_changed():
-    config = TrafficVLMConfig.with_patch_tower(vision_config={"image_size": 448}, text_config={"num_hidden_layers": 2})
-    assert (config.vision_config.image_size, config.vision_config.num_hidden_layers) == (448, 3)
-    assert config.text_config.num_hidden_layers == 2
 
 
 # --- fields of one configuration that belong to the other ---

@@ -155,34 +155,6 @@ def test_changed_weights_count_in_the_next_answer(model, change):
             one(IDS, encoded_images=encoded)
 
 
-@torch.no_grad()
-def test_adapters_that_are_switched_or_merged_count(model, processor):
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
-    adapted = peft.get_peft_model(model, config).eval()
-    vqa = TrafficVLMPipeline(model=adapted, processor=processor, device="cpu")
-
-    def ask(pipe=vqa):
-        [item] = pipe(Image.new("RGB", (60, 40)), "Is there a car?", answer_untaught=True, margins=True)
-        return item["margin"]
-
-    with_adapter = ask()
-    encoded, layer = vqa.encode(Image.new("RGB", (60, 40))), model.get_decoder().layers[0].self_attn.q_proj
-    with adapted.disable_adapter():
-        assert abs(ask() - with_adapter) > 1e-3
-        with pytest.raises(ValueError, match="weights that have changed"):
-            vqa(encoded, "Is there a car?")
-    layer.scale_layer(0.5)
-    assert ask() != with_adapter
-    layer.unscale_layer(0.5)
-    assert ask() == with_adapter
-    merged = adapted.merge_and_unload()
-    fresh = TrafficVLMPipeline(model=copy.deepcopy(merged), processor=processor, device="cpu")
-    assert ask() == ask(fresh) == pytest.approx(with_adapter, abs=1e-4)
-    merged.get_decoder().layers[0].mlp.down_proj.weight.data.zero_()
-    assert abs(ask() - with_adapter) > 1e-3
-
-
 def test_a_fused_model_can_be_saved_and_freed_but_not_copied(model, tmp_path):
     own = logits(model)
     logits(model.fuse_for_inference())

@@ -198,16 +198,6 @@ def test_a_cache_refuses_another_image_or_mask(model):
                 call(input_ids=ids, past_key_values=cache, **image)
 
 
-@torch.no_grad()
-def test_the_image_and_its_mask_are_reordered_with_the_cache(model):
-    word, mask = random_ids(2, 1, seed=3), torch.ones(2, 256, dtype=torch.long)
-    mask[0, 20:], mask[1, 100:] = 0, 0
-    expected = model(torch.cat([IDS, word], dim=1), PIXELS, encoder_attention_mask=mask).logits[SWAP, -1]
-    cache = model(IDS, PIXELS, encoder_attention_mask=mask, use_cache=True).past_key_values
-    cache.reorder_cache(SWAP)
-    close(model(word[SWAP], past_key_values=cache).logits[:, -1], expected, 1e-4)
-
-
 # --- outputs and ends ---
 
 

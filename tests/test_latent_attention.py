@@ -1,6 +1,5 @@
 """Multi-head latent attention: cache, adapters and weights. test_modeling.py tests both attentions."""
 
-import copy
 import math
 
 import pytest
@@ -54,12 +53,6 @@ def test_generation(latent_model):
     together = model.generate(ids, pixel_values=pixels, num_beams=3, **GREEDY)
     alone = [model.generate(ids[i, None], pixel_values=pixels[i, None], num_beams=3, **GREEDY) for i in range(2)]
     assert torch.equal(together, torch.cat(alone))
-
-
-def test_lora_refuses_matrices_of_heads(latent_model):
-    peft = pytest.importorskip("peft")
-    with pytest.raises(ValueError, match="TrafficVLMHeadLinear"):
-        peft.get_peft_model(copy.deepcopy(latent_model), peft.LoraConfig(target_modules=["k_up_proj"]))
 
 
 def test_matrices_of_heads_are_initialized():

@@ -1,12 +1,11 @@
 """The demo page: its answers, its errors, its use in a browser, and how it ends."""
 
-import socket
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from tiny import ROOT, count_calls, save_folder, start_process, tiny_model
+from tiny import ROOT, count_calls, free_port, save_folder, start_process, tiny_model
 from traffic_vlm.common.answers import answer_text
 from traffic_vlm.data.grammar import question_type_of
 from traffic_vlm.data.suggestions import suggest_questions
@@ -141,9 +140,7 @@ def test_words_of_maps_are_content_words_and_the_first_is_one_that_does_not_fade
 @pytest.mark.slow
 def test_the_page_ends_in_order(photo, tmp_path):
     httpx = pytest.importorskip("httpx")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = {"GRADIO_TEMP_DIR": str(tmp_path / "uploads"), "GRADIO_SERVER_PORT": str(port)}
     app = start_process(
         "../app.py",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tiny import ROOT, new_process
+from tiny import ROOT
 from traffic_vlm.common.options import choose_threads
 from traffic_vlm.scripts import __main__ as console
 from traffic_vlm.scripts import command
@@ -45,18 +45,6 @@ def test_the_console_command_runs_scripts(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run("ask", "--help")
     assert capsys.readouterr().out.startswith("usage: traffic-vlm ask")
-
-
-@pytest.mark.slow
-def test_the_name_of_a_script_hides_no_package(folder):
-    """Python looks into the folder of a script first, where `export` would be scripts/export.py."""
-    for name in ("scripts", "packages"):
-        (folder / name).mkdir()
-        (folder / name / "export.py").write_text(f"print({name!r})")
-    start = folder / "scripts" / "start.py"
-    start.write_text("from traffic_vlm.scripts import command\n@command()\ndef main():\n    import export\nmain()\n")
-    path = [str(folder / "packages"), *sys.path]
-    assert new_process(str(start), folder, env={"PYTHONPATH": ":".join(path)}) == "packages\n"
 
 
 def test_threads_of_the_option_and_of_the_environment_count(monkeypatch):

@@ -7,7 +7,7 @@ import subprocess
 import psutil
 import pytest
 
-from tiny import ROOT, load_script, save_folder, start_process, tiny_model
+from tiny import ROOT, free_port, load_script, save_folder, start_process, tiny_model
 
 
 httpx = pytest.importorskip("httpx")
@@ -16,12 +16,6 @@ pytest.importorskip("ray.serve")
 grpc = pytest.importorskip("grpc")
 
 from traffic_vlm.serving.deployment import hold_port  # noqa: E402
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_of_two_servers_only_one_gets_the_port():

@@ -1,7 +1,6 @@
 """The tokenizer: ids, rewriting to words of the vocabulary, unknown words, files, saving and loading."""
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_question import templates
@@ -167,9 +166,3 @@ def test_the_vocabulary_covers_the_questions_of_people():
     unknown = {question: TOKENIZER.unknown_words(question) for question in QUESTIONS}
     assert sum(map(len, unknown.values())) < 0.04 * len(" ".join(QUESTIONS).split())
     assert sum(not words for words in unknown.values()) > 0.8 * len(QUESTIONS)
-
-
-def test_the_dtype_of_a_pipeline_is_not_saved(tmp_path):
-    """Pipelines pass the dtype of the model on to the tokenizer."""
-    TrafficVLMTokenizer.from_pretrained(ROOT, dtype=torch.float32).save_pretrained(tmp_path)
-    assert "dtype" not in (tmp_path / "tokenizer_config.json").read_text()

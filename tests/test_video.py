@@ -189,16 +189,6 @@ def test_all_frames_of_an_animation_are_read(tmp_path, image_format):
         assert len(list(source.frames())) == 2 and "frames that cannot be read" in source.problems[0]
 
 
-@pytest.mark.parametrize("name", ["[1].mp4", "12:30.mp4", "a%03d.gif", "[a-z]%d.png"])
-def test_names_of_files_are_taken_literally(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    if name.endswith("mp4"):
-        encode(tmp_path / "plain.mp4", grays([90] * 3)).rename(tmp_path / name)
-    else:
-        Image.new("RGB", (20, 10), (90,) * 3).save(name)
-    assert levels_of(open_source(name).frames())[0] == pytest.approx(90, abs=3)
-
-
 def test_passwords_are_hidden():
     assert hide_password("rtsp://user:p@ss/word@camera:554/a") == "rtsp://***@camera:554/a"
     assert hide_password("http://camera/stream?quality=1") == "http://camera/stream?quality=1"

@@ -260,15 +260,6 @@ class LinesOnly:
         pass
 
 
-def test_an_annotated_video_can_be_played_after_a_kill(tmp_path):
-    annotated = AnnotatedVideo(tmp_path / "open.mp4", 10)
-    for index in range(150):
-        annotated.add(index / 10, Image.fromarray(noise(1, (160, 160))[0]), LINES)
-    shutil.copy(tmp_path / "open.mp4", tmp_path / "killed.mp4")
-    annotated.close()
-    assert 50 <= count_frames(tmp_path / "killed.mp4") < count_frames(tmp_path / "open.mp4") == 150
-
-
 # The model and the command
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -114,13 +115,19 @@ def load_script(name: str) -> ModuleType:
     return script
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def start_process(script: str, *arguments: object, **options) -> subprocess.Popen:
     """Start a script of the repository in a new process, as people do. `options` are those of `Popen`."""
     # Ray sets variables in this process. With PYTHONSAFEPATH the folder of the script would not be on the path.
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("RAY_", "PYTHONSAFEPATH"))}
     # Ray's workers would have nice 15, and starve beside the other tests.
     environment = kept | {"RAY_worker_niceness": "0"} | options.pop("env", {})
-    command = [sys.executable, *options.pop("flags", []), str(ROOT / "scripts" / script), *map(str, arguments)]
+    command = [sys.executable, str(ROOT / "scripts" / script), *map(str, arguments)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, **{"stdout": pipe, "stderr": pipe, "text": True} | options)
 
