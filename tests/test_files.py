@@ -1,4 +1,4 @@
-"""Files that may be read, and complete files."""
+"""Complete files: a draft takes the place of a file when it is whole."""
 
 import pytest
 

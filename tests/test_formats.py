@@ -678,7 +678,7 @@ def test_a_draft_stays_inside_of_its_folder(tmp_path):
     assert mapping.splits.keys() == {"train"}
     assert "Left out: test: ../test of data.yaml" in (tmp_path / "left_out.json").read_text()
     (tmp_path / "mine/data.yaml").symlink_to((tmp_path / "mine/data.yaml").rename(tmp_path / "outside"))
-    with pytest.raises(DataError, match=f"data.yaml leads to {tmp_path}/outside, which is outside of"):
+    with pytest.raises(DataError, match=f"data.yaml: leads to {tmp_path}/outside, which is outside of"):
         draft_mapping(Folder(tmp_path / "mine"), tmp_path / "new.json")
     assert not (tmp_path / "new.json").exists()
 

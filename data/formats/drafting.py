@@ -65,7 +65,7 @@ def draft_mapping(folder: Folder, path: Path) -> tuple[SourceMapping, str]:
     content |= match_classes(found)
     text, use = json.dumps(content, indent=2, ensure_ascii=False) + "\n", f"--source {path}={root}"
     if path.exists() and path.read_bytes() != text.encode():
-        why = f"{path} differs from the draft for {root}: it was edited, the folder has changed, or it is of another"
+        why = f"{path} differs from the draft for {root}: it was edited, the folder changed, or it is of another one"
         raise DataError(f"{why}. {use} uses it as it is; for a new draft, delete it or choose another --output_dir")
     atomic_write_text(path, text)
     if found.names and not any(content["classes"].values()):
@@ -99,13 +99,9 @@ def match_classes(found: Found) -> dict[str, Any]:
         for entry in ridden.values():
             entry["maybe"] = ["person"]
         unless = "Take 'maybe' out where they have boxes as persons."
-        notes.append(
-            f"Riders may be a part of {' and '.join(ridden)}: with one there, 'no person' is not known. {unless}"
-        )
+        notes.append(f"Riders may be a part of {' and '.join(ridden)}: then 'no person' is not known. {unless}")
     if unmatched := [name for name in found.names if name not in meanings]:
-        unknown = (
-            "nothing is known to be absent from images with them. Add them to 'classes', with a category or null."
-        )
+        unknown = "nothing is known to be absent from their images. Add them to 'classes', with a category or null."
         notes.append(f"No category for {', '.join(unmatched)}: {unknown}")
     if not found.names:
         notes.append("No object is labeled: only --scene_labels or questions of your own tell what the images show.")

@@ -38,21 +38,6 @@ class Unusable(DataError):
         return f"{self.args[1]}: {self.args[2]}"
 
 
-def open_inside(path: Path, folder: Path) -> BinaryIO:
-    """The open file, to read its bytes.
-
-    Raises:
-        DataError: it is outside of the folder once all links are followed, or not a regular file (a FIFO would block).
-        OSError: for example, there is no such file.
-    """
-    target, root = path.resolve(), folder.resolve()
-    if not target.is_relative_to(root):
-        raise DataError(f"{path} leads to {target}, which is outside of {folder}: files of other folders are not read")
-    if target.exists() and not target.is_file():
-        raise DataError(f"{path} is not a regular file")
-    return open(path, "rb")
-
-
 @contextmanager
 def reading(where: object, message: str = "cannot be read", kind: str = "bad file") -> Iterator[None]:
     """Turn any error of the block, which opens or parses a file, into an `Unusable`: `message` and the reason."""
@@ -60,8 +45,6 @@ def reading(where: object, message: str = "cannot be read", kind: str = "bad fil
         yield
     except Unusable:
         raise
-    except DataError as error:  # of `open_inside`, such as a link out of the folder
-        raise Unusable("refused file", where, str(error)) from error
     except Exception as error:  # on broken files, parsers and Pillow raise almost anything
         raise Unusable(kind, where, f"{message}: {' '.join(str(error).split()) or type(error).__name__}") from error
 
@@ -86,10 +69,20 @@ class Folder:
         self.walked[path] = sorted(one.relative_to(path).as_posix() for one in paths)
         return self.walked[path]
 
+    def open(self, path: Path) -> BinaryIO:
+        """The open file. No link may lead out of the folder, and a FIFO would block."""
+        target = path.resolve()
+        if not target.is_relative_to(self.root.resolve()):
+            why = f"leads to {target}, which is outside of {self.root}: files of other folders are not read"
+            raise Unusable("refused file", path, why)
+        if target.exists() and not target.is_file():
+            raise Unusable("refused file", path, "is not a regular file")
+        return path.open("rb")
+
     def read(self, path: Path, parse: Callable[[BinaryIO], Any], keep: bool = False, **wrong: Any) -> Any:
         """`parse` of an open file. With `keep`, the next call takes this value; `wrong` are arguments of `reading`."""
         if path not in self.kept:
-            with reading(**{"where": path} | wrong), open_inside(path, self.root) as file:
+            with reading(**{"where": path} | wrong), self.open(path) as file:
                 self.kept[path] = parse(file)
         return self.kept[path] if keep else self.kept.pop(path)
 
@@ -129,11 +122,7 @@ def parse_xml(file: BinaryIO) -> ElementTree.Element:
     """Root of a Pascal VOC file. Another root is a ValueError."""
     root = ElementTree.parse(file).getroot()
     if root.tag != "annotation":
-        form = (
-            ", as XML of CVAT: export PASCAL VOC 1.1, COCO 1.0 or YOLO 1.1 from it"
-            if root.tag == "annotations"
-            else ""
-        )
+        form = {"annotations": ", as XML of CVAT: export PASCAL VOC 1.1, COCO or YOLO 1.1 from it"}.get(root.tag, "")
         raise ValueError(f"its root is <{root.tag}>, not <annotation>{form}")
     return root
 
