@@ -3,7 +3,9 @@
 from itertools import product
 
 import pytest
+import yaml
 
+from tiny import ROOT
 from traffic_vlm.data.grammar import FILLINGS, TYPES, paraphrases_of, question_rules
 from traffic_vlm.data.questions import SCENE_ATTRIBUTE_OF_TYPE
 from traffic_vlm.data.scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, is_a
@@ -21,33 +23,20 @@ VALUES = {name: set(KINDS[kind].values) for name, kind in VALUES.items()}
 VALUES |= {name: set(SCENE_ATTRIBUTES[attribute]) for name, attribute in SCENE_ATTRIBUTE_OF_TYPE.items()}
 
 
+FORMS = yaml.safe_load((ROOT / "tests" / "data" / "forms.yaml").read_text("utf-8"))
+
+
+def split(text):
+    return [question.strip() for question in text.replace("\n", "|").split("|")]
+
+
 def prompt_of(processor, question):
     return processor.tokenizer.decode(processor.prompt(question_words(RULES.form(question).asked)).ids)
 
 
-YES_NO = """
-is there a car|ARE THERE KIDS?|any pedestrians?|a red car|Isn\u2019t it wet?|isnt it wet?|Can you see a dog?
-Please say if it is night.|tell me whether there's a bus|Can you tell me if there is a bus?|What about buses?
-Please answer: are there any cars?|So, is it safe to cross?|When it is dark, are the lights on?
-If the light is red, may we go?|In this image is there a bus?|Is there a car or a bus?|Are there 2 or more cars?
-Is a car or truck stuck in traffic or smoke?|Answer yes or no: how about a car?|There is a car; is it red?
-Is the car where it should be?|Can you find a car?|I want to know if there is a car
-|?|;;|when, now|please|can you|tell me|on|\u00bf?
-"""
-OPEN = """
-How busy is it?|what's ahead|Whats the weather|WHERE\u2019S the bus?|Which lane are we in?|When was this taken?|Why?
-On which side is the car?|In this picture how many cars are there?|Describe the scene.|Could you please describe it?
-Can you tell me what color it is?|When?|Please say where the car is.|tell me on which side it is|Count the cars.
-Number of cars?|Is it day or night?|Is the light red, yellow or green?|Is the car on the left or on the right?
-The parked car is what?|There is a car; what is it doing?|Based on this scene, what should we do?
-Which object has eyes or nose?|What're the colors of the cars?|What'll the weather be?|Find a car.
-I want to know what color the light is|I'd like to know how many cars there are
-"""
-
-
-@pytest.mark.parametrize(("texts", "expected"), [(YES_NO, True), (OPEN, False)], ids=["yes_no", "open"])
-def test_yes_no_and_open_questions_by_their_words(texts, expected):
-    for question in texts.strip("\n").replace("\n", "|").split("|"):
+@pytest.mark.parametrize(("kind", "expected"), [("yes or no", True), ("open", False)])
+def test_yes_no_and_open_questions_by_their_words(kind, expected):
+    for question in split(FORMS[kind]):
         assert RULES.form(question).is_yes_no == expected, question
 
 
@@ -64,33 +53,7 @@ def templates():
                     yield kind.name, is_open, text
 
 
-# A taught question, and others that mean the same, which the weights would read as something else or not at all.
-WORDINGS = """
-Is it rainy?|Is it a rainy day?|Is it wet weather?|Is it pouring?|Is it pouring rain?
-Is it cloudy?|Is it an overcast day?|Is it gray outside?
-Is it day?|Is it light outside?|is it still light|Is it bright outside?
-Is the road wet?|Are the roads wet, yes or no?|Is the pavement wet?
-Are there any vehicles?|Is there any traffic?|Is there traffic?|Is there some traffic?
-Are there many traffic lights?|Are there a lot of traffic lights?
-Is there a traffic jam?|Is there congestion?|Is there a jam?|Are there any traffic jams?
-Is there road construction?|Is there a work zone?|Is there construction?|Is there road construction work?
-Is there a bus?|Hi, is there a bus?|Hello there! Is there a bus?|hey is there a bus
-Is there a crosswalk?|Is there a pedestrian crossing?|Is there a crossing for pedestrians?
-Is there a truck?|Is there a heavy goods vehicle?|Is there a semi-trailer truck?|Is there a truck, yes?
-There is a truck.|There is a truck, right?
-What is the weather?|Weather?|Tell me the weather.|Identify the weather.|And the weather, please?
-What is the traffic like?|Traffic density?|What are the traffic conditions?|Is traffic heavy or light?
-What is the road like?|How does the road look?|Is the road wet or dry?|Road conditions?
-What time of day is it?|Is it day or night?|When was this photo taken?|Which part of the day is it?
-What color is the traffic light?|Traffic light color?|Is the light red or green?|What's the signal's colour?
-How many cars are there?|How many cars?|Number of cars?|number of cars please
-What is the status of the car?|What is the car doing?|Is the car parked or moving?
-Where is the bus?|What's the position of the bus?|Is the bus on the left or on the right?|Where can I find the bus?
-Where is the bus?|bus location|Whereabouts is the bus?|What's the bus's location?|the position of the bus
-"""
-
-
-@pytest.mark.parametrize("line", WORDINGS.strip().splitlines())
+@pytest.mark.parametrize("line", FORMS["wordings"].splitlines())
 def test_other_wordings_are_asked_as_taught(processor, line):
     taught, *others = line.split("|")
     for text in others:
@@ -98,19 +61,7 @@ def test_other_wordings_are_asked_as_taught(processor, line):
         assert RULES.form(text).is_yes_no == RULES.form(taught).is_yes_no, text
 
 
-OTHER_MEANINGS = """
-Is a pedestrian crossing the street?|Is there a pedestrian crossing the road?
-Is there a pedestrian crossing our path?|Is there a pedestrian crossing ahead?|Is the light on?
-Is it on the left, right?|Is it left, center, right?|Is there a lot of snow?|Is there plenty of room?
-Is the sidewalk wet?|Is the road clear of snow?|How many lanes?
-Are there fewer cars than 3?|Are there more or fewer cars than buses?|Is the car less visible than the bus?
-Is the car turning left or right?|Is the road going to the left or to the right?
-Is the car parked or stopped or moving?|Can I turn right here?|Should we turn right now?
-Has the car turned over on the road?|Can we pull over on the left?|Is smoke pouring from the car?
-"""
-
-
-@pytest.mark.parametrize("line", OTHER_MEANINGS.strip().splitlines())
+@pytest.mark.parametrize("line", FORMS["other meanings"].splitlines())
 def test_words_of_another_meaning_stay(processor, line, monkeypatch):
     monkeypatch.setattr("traffic_vlm.tokenization_traffic_vlm._PHRASES", {})
     without_phrases = TrafficVLMTokenizer(processor.tokenizer.get_vocab())
@@ -160,24 +111,7 @@ def test_kinds_know_the_classes_of_scenes():
     assert RULES.known_nouns({"car", "traffic", "light"}) == ["car", "traffic light"]
 
 
-KINDS_OF = """
-a number of lanes|How many lanes does the road have?
-a number|how many people|Tell me the number of cars.|Could you please count the cars?
-a list of vehicles|What vehicles are there?
-a list of objects|What is on the road?
-a traffic sign|What does the sign say?|What sign is on the right side of the road?
-a color of a traffic light|Whats the colour of the signal
-a color|what colour is the car
-a kind of weather|How's the weather?|Weather?
-a side|Where's the bus?
-a density of traffic|Is the traffic heavy or light?
-a time of day|Day or night?
-a speed limit|How fast are we allowed to drive?
-|Who is driving?|Where are we?|Why?|Is it a bus or a truck?|Should I stop or go?|How far is the car?|What is it doing?
-"""
-
-
-@pytest.mark.parametrize("line", KINDS_OF.strip().splitlines())
+@pytest.mark.parametrize("line", FORMS["kinds"].splitlines())
 def test_kinds_of_other_wordings(processor, line):
     name, *texts = line.split("|")
     for text in texts:
@@ -219,73 +153,29 @@ def test_the_next_words_of_an_answer():
 
 # --- what is asked instead of the text, and what cannot be asked ---
 
-ASKED = {
-    "is there a bus": """
-        Is there a bus? Please answer yes or no.|Is there a bus (yes/no)?|Is there a bus or not?
-        Yes or no: is there a bus?|Please answer the following question with yes or no: Is there a bus?
-        Respond with yes/no. Is there a bus?|Is there a bus? Answer with a single word: "yes" or "no".
-        Is there a bus? Respond only yes or no, nothing else.|Please don't explain, yes or no: is there a bus?""",
-    # A question tag is not a negation.
-    "it's raining": "It's raining, isn't it?|It's raining, is it not?|It's raining, right?",
-    # Nor are names of signs and words that are taught.
-    "is there a no parking sign": "Is there a no parking sign?",
-    "are there no parking signs": "Are there no parking signs?",
-    "is the bicycle without a rider": "Is the bicycle without a rider?",
-}
 
-
-@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("asked", FORMS["asked"])
 def test_the_question_within_a_text(asked):
-    for question in ASKED[asked].strip("\n").replace("\n", "|").split("|"):
-        form = RULES.form(question.strip())
+    for question in split(FORMS["asked"][asked]):
+        form = RULES.form(question)
         found = (question_words(form.asked).lower(), form.is_yes_no, form.is_negated, form.problem)
         assert found == (asked, True, False, None), question
 
 
-NEGATED = """
-Is there no car?|Is there any car?
-Are there zero cars on the left?|Are there any cars on the left?
-Are no people visible?|Are any people visible?
-Does the image show no bus?|Does the image show any bus?
-Is the road dry?|Is the road wet?
-"""
-
-
-@pytest.mark.parametrize("line", NEGATED.strip().splitlines())
+@pytest.mark.parametrize("line", FORMS["negated"].splitlines())
 def test_the_opposite_of_a_question_is_asked(line):
     question, asked = line.split("|")
     form = RULES.form(question)
     assert (form.asked, form.is_negated, form.problem) == (asked, True, None)
 
 
-PROBLEMS = {
-    "contains 2 questions": """
-        Is there a car? Is it snowing?|Is there a car, is it snowing?|Is there a car,Is there a bus
-        Is there a car and is it red?|Is there a car? Where?|Is there a car, and where?|Are there cars? How many?""",
-    "contains 3 questions": "Is there a bus? How many cars are there? What is ahead?",
-    "does not understand": """
-        Isn't there a car?|Is it not raining?|Is nobody on the road?|Isnt it wet?|Is nothing ahead?|Is'nt there a car?
-        Is there hardly any traffic?|Could it be avoided if no car was there?|How many cars are not parked?
-        Is the bus without windows?""",
-    "has no word": "  |?!|yes or no",
-}
-
-
-@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("problem", FORMS["problems"])
 def test_what_cannot_be_asked(problem):
-    for question in PROBLEMS[problem].strip("\n").replace("\n", "|").split("|"):
-        assert problem in (RULES.form(question.strip()).problem or ""), question
+    for question in split(FORMS["problems"][problem]):
+        assert problem in (RULES.form(question).problem or ""), question
     assert "contains 2 questions" in RULES.form("Is there a car\nIs there a bus").problem
 
 
-ONE_QUESTION = """
-When it is dark, are the lights on?|Hello, is there a car?|Could you tell me, is there a car?
-There is a motorcycle; is its status the same as that of the car?|Is there a car, a bus or a truck?
-Which way does the road turn, if it turns?|Is there a car, which is red?|Is there a bus? Can you confirm?
-is there a vehicle moving, colliding, or crashing?|May I ask: is there a bus?|Can you help me: is there a bus?
-"""
-
-
 def test_one_question_of_several_clauses():
-    for question in ONE_QUESTION.strip().replace("\n", "|").split("|"):
+    for question in split(FORMS["one question"]):
         assert RULES.form(question).problem is None, question

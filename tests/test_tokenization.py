@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_question import templates
+from test_question import FORMS, templates
 
 from tiny import ROOT
 from traffic_vlm.data.scene import CLASSES
@@ -71,28 +71,10 @@ def test_an_invalid_vocabulary_is_an_error(vocab):
 # --- rewriting ---
 
 
-@pytest.mark.parametrize(
-    ("text", "same"),
-    [
-        # Synonyms and other spellings.
-        ("What colour is the grey lorry?", "What color is the gray truck?"),
-        ("lorries, bikes and motorbikes", "trucks, bicycles and motorcycles"),
-        ("Is anyone on the zebra crossing?", "Is a person on the crosswalk?"),
-        ("a policeman in a fire engine", "a police in a fire truck"),
-        ("<obj> is an OBJ", "object is an object"),
-        ("Tell me whether it is overcast", "Say if it is cloudy"),
-        ("zero, Two, ten, nineteen, thirty-five or sixty one", "0, 2, 10, 19, 35 or 61"),
-        # Contractions and punctuation.
-        ("isn't aren't don't doesn't", "is not are not do not does not"),
-        ("can't cannot won't", "can not can not will not"),
-        ("they're I'm I'll we've", "they are I am I will we have"),
-        ("vehicle(s) bus(es)", "vehicles buses"),
-        ("top-left, one–way, traffic_light", "top left, one way, traffic light"),
-        ("“stop” (here) *now* [car] <bus>!", "stop here now car bus."),
-        ("50km/h 50 kmh", "50 kph 50 kph"),
-        ("\uff23\uff21\uff32 \u200bcar\ufeff", "car car"),
-    ],
-)
+SPELLINGS = [line.split(" = ") for line in FORMS["spellings"].splitlines()]
+
+
+@pytest.mark.parametrize(("text", "same"), [*SPELLINGS, ("\uff23\uff21\uff32 \u200bcar\ufeff", "car car")])
 def test_other_spellings_have_the_same_ids(text, same):
     assert TOKENIZER.encode(text) == TOKENIZER.encode(same)
     assert TOKENIZER.unk_token_id not in TOKENIZER.encode(text)
