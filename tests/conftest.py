@@ -28,7 +28,9 @@ from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 
 
 HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+settings.register_profile("test", max_examples=50)
 settings.register_profile("fuzz", max_examples=5000)  # `make fuzz`
+settings.load_profile("test")
 
 
 @pytest.fixture(autouse=True)

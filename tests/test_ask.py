@@ -149,10 +149,7 @@ def test_a_region_and_thresholds_are_those_of_the_pipeline(pipe, folder, ask):
 
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
-    [
-        (["text.jpg"], 1, "text.jpg"),
-        (["scene.png", "--model", "torn"], 2, "torn: no model can be loaded"),
-    ],
+    [(["text.jpg"], 1, "text.jpg"), (["scene.png", "--model", "torn"], 2, "torn: no model can be loaded")],
 )
 def test_bad_files_are_an_error(model, folder, ask, arguments, status, message):
     (folder / "text.jpg").write_text("not an image")

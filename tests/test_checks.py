@@ -18,10 +18,7 @@ PIXELS = random_pixels(2)
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (
-            {"input_ids": IDS.float()},
-            "input_ids must be integers [rows,tokens], at least one token; got float32",
-        ),
+        ({"input_ids": IDS.float()}, "input_ids must be integers [rows,tokens], at least one token; got float32"),
         ({"input_ids": IDS[:, :0]}, "got int64 [2, 0]"),
         ({"input_ids": IDS + 493}, "input_ids must be in [0, 500), the vocabulary; got 500"),
         ({"input_ids": None, "inputs_embeds": torch.ones(2, 3, 31)}, "inputs_embeds must be floats [rows,tokens,32]"),
@@ -33,10 +30,7 @@ PIXELS = random_pixels(2)
         ({"pixel_values": torch.full_like(PIXELS, -10.1)}, "normalized, as the processor returns them, in -10..10"),
         ({"pixel_values": torch.ones_like(PIXELS, dtype=torch.uint8)}, "normalized floats"),
         ({"pixel_values": random_pixels(3)}, "2 rows of text for 3 images"),
-        (
-            {"image_index": torch.tensor([0.0, 1.0])},
-            "image_index must be integers [2], one index per row; got fl",
-        ),
+        ({"image_index": torch.tensor([0.0, 1.0])}, "image_index must be integers [2], one index per row; got fl"),
         ({"image_index": torch.tensor([0, 2])}, "image_index must be in [0, 2); got 2"),
         ({"pixel_values": None, "image_index": torch.tensor([0, 0])}, "image_index needs an image: pixel_values"),
         ({"past_key_values": ((torch.zeros(1),) * 2,)}, "past_key_values must be a cache, got tuple"),
@@ -87,10 +81,7 @@ def test_an_image_for_a_decoder_without_cross_attention():
         ({"labels": IDS.float()}, "labels must be int64 [2,3] to match the logits, got float32 [2, 3]"),
         ({"labels": IDS, "logits_to_keep": 1}, "labels must be int64 [2,1]"),
         ({"labels": IDS + 493}, "labels must be in [0, 500) or -100 (ignored), got 500"),
-        (
-            {"pixel_values": PIXELS, "encoder_hidden_states": TOKENS},
-            "Give one of pixel_values, encoded_images or",
-        ),
+        ({"pixel_values": PIXELS, "encoder_hidden_states": TOKENS}, "Give one of pixel_values, encoded_images or"),
         ({"encoder_attention_mask": torch.ones(2, 256)}, "encoder_attention_mask needs an image: pixel_values"),
     ],
 )

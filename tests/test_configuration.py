@@ -14,7 +14,7 @@ from traffic_vlm.configuration_traffic_vlm import (
     TrafficVLMTextConfig,
     TrafficVLMVisionConfig,
 )
-from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMTextModel
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 
 
 # --- sizes ---
@@ -128,12 +128,3 @@ def tiny_tower_config(**fields) -> TrafficVLMVisionConfig:
 def test_invalid_fields_are_named_with_their_values(build, fields, named):
     with pytest.raises(ValueError, match=re.escape(named)):
         build(**fields)
-
-
-def test_fields_changed_after_building_the_config_are_checked():
-    text, config = tiny_text_config(), tiny_config()
-    text.num_key_value_heads, config.yes_no_temperature = 3, -1.0
-    with pytest.raises(ValueError, match="num_key_value_heads=3"):
-        TrafficVLMTextModel(text)
-    with pytest.raises(ValueError, match=r"yes_no_temperature=-1\.0"):
-        TrafficVLMForConditionalGeneration(config)

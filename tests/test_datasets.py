@@ -111,11 +111,14 @@ def test_a_run_that_fails_leaves_nothing_and_an_existing_folder_is_left_alone(
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
 
 
-def test_large_datasets_have_several_files_in_the_order_of_the_images(synthetic, tmp_path, monkeypatch):
+def test_rows_depend_neither_on_the_number_of_processes_nor_of_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets, "BLOCK", 4)
+    make(tmp_path / "1")
     monkeypatch.setattr(datasets, "IMAGES_PER_FILE", 10)
-    make(tmp_path / "set")
-    assert len(list((tmp_path / "set/data").glob("val-0000[012].parquet"))) == 3
-    assert load(tmp_path / "set").to_list() == load(synthetic).to_list()
+    make(tmp_path / "3", num_workers=3)
+    assert len(list((tmp_path / "3/data").glob("val-0000[012].parquet"))) == 3
+    rows = load(tmp_path / "1").to_list()
+    assert len(rows) == 24 and load(tmp_path / "3").to_list() == rows
 
 
 def test_training_splits_store_no_questions_and_get_balanced_ones_for_evaluation(tmp_path):
@@ -135,14 +138,6 @@ def test_training_splits_store_no_questions_and_get_balanced_ones_for_evaluation
         counts[kind, name, "no"] == counts[kind, name, "yes"] for kind, name, answer in counts if answer == "yes"
     )
     assert add_questions(asked) is asked and add_questions(rows).to_list() == asked.to_list()
-
-
-def test_rows_do_not_depend_on_the_number_of_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets, "BLOCK", 4)
-    for workers in (1, 3):
-        make(tmp_path / str(workers), num_workers=workers)
-    rows = [load(tmp_path / str(workers)).to_list() for workers in (1, 3)]
-    assert rows[0] == rows[1] and len(rows[0]) == 24
 
 
 # Sources

@@ -98,25 +98,8 @@ def test_weights_in_fewer_bits_are_close_and_smaller(exported, tmp_path):
     assert path.stat().st_size < whole.stat().st_size
 
 
-ASKED = [
-    *QUESTIONS,
-    "Is  there a car…",
-    "Is there a bus？",
-    "What is [EOS] ahead",
-    "What color is the car?",
-    "Is there a zebra, a Zebra or an okapi?",
-    "Is there a \U000f0000bus\U000f0001?",
-    "Is there no bus?",
-    "Is there a bus? Answer yes or no.",
-    "yes?",
-    # problems
-    "Who is driving?",
-    "Isn't there a bus?",
-    "Is there a bus? Is it red?",
-    "zebra qux?",
-    "(...)",
-    "car " * 130,
-]
+ASKED = (ROOT / "tests/data/asked.txt").read_text("utf-8").splitlines()
+ASKED += ["Is  there a car…", "Is there a \U000f0000bus\U000f0001?", "yes?", "Isn't there a bus?", "car " * 130]
 
 
 @pytest.mark.parametrize("own_questions", [False, True])

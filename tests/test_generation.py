@@ -103,16 +103,6 @@ def test_sampling_repeats_rows_in_order(model, expected):
     assert torch.equal(output, expected.repeat_interleave(3, dim=0))
 
 
-def test_many_questions_encode_the_image_once():
-    model, ids = tiny_model(), random_ids(5, 6)
-    modules = (model.model.vision_tower, model.model.text_model.layers[0].cross_attn.k_proj)
-    calls = [count_calls(module) for module in modules]
-    index = torch.zeros(5, dtype=torch.long)
-    output = model.generate(ids, pixel_values=PIXELS[:1], image_index=index, **NO_END)
-    assert [len(each) for each in calls] == [1, 1]
-    assert torch.equal(output[3:4], greedy_reference(model, ids[3:4], PIXELS[:1]))
-
-
 @pytest.mark.parametrize("options", [{"num_beams": 3}, {"do_sample": True}, {"cache_implementation": "static"}])
 def test_encoded_images_are_not_modified(model, expected, options):
     encoded = model.encode_images(PIXELS)

@@ -16,10 +16,11 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 
 
-def make(device="cpu", text=None):
+def make(device="cpu", text=None, **tower):
     """A model with recorded passes, and the same without."""
     torch.manual_seed(0)
-    plain = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TINY_TOWER, TINY_TEXT | (text or {}))).eval()
+    config = TrafficVLMConfig(TINY_TOWER | tower, TINY_TEXT | (text or {}))
+    plain = TrafficVLMForConditionalGeneration(config).eval()
     plain = plain.to(device)
     recorded = copy.deepcopy(plain)
     recorded.fuse_for_inference()
@@ -114,7 +115,7 @@ def test_shapes_are_recorded_when_they_come_again_and_few_are_kept(monkeypatch):
 @torch.no_grad()
 def test_recorded_functions_read_no_values(attention):
     """A graph cannot be recorded, nor compiled as a whole, if the CPU reads a value within."""
-    recorded, plain = make(text=attention | {"num_hidden_layers": 1})
+    recorded, plain = make(text=attention | {"num_hidden_layers": 1}, conv_depths=[1, 1, 1, 1])
     pixels, inputs = random_pixels(1), questions(5, 4)
     for _ in range(2):
         recorded.score_yes_no(pixel_values=pixels, **inputs)

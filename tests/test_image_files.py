@@ -53,12 +53,6 @@ def test_the_error_of_an_unreadable_file_names_it(content, message):
     assert message in str(error.value)
 
 
-def test_as_many_pixels_as_allowed_are_read():
-    assert open_image(encode("PNG"), max_pixels=32 * 24).size == RED.size
-    with pytest.raises(ValueError, match="32 × 24 pixels; at most 767 in all are read"):
-        open_image(encode("PNG"), max_pixels=767)
-
-
 @pytest.mark.parametrize(("size", "limit", "scale"), [((80, 60), 4799, 2), ((80, 60), 300, 4), ((81, 60), 88, 8)])
 def test_a_large_jpeg_is_decoded_smaller(size, limit, scale):
     stream, exif = io.BytesIO(), Image.Exif()

@@ -103,16 +103,6 @@ def test_labels_are_the_items_of_the_pipeline_and_datasets_and_pandas_read_them(
     assert list(pandas.read_parquet(output)["key"]) == [row["key"] for row in rows]
 
 
-def test_thresholds_and_a_region_are_those_of_the_pipeline(model, tmp_path):
-    images, path = write_images(tmp_path / "in"), tmp_path / "thresholds.json"
-    path.write_text('{"default": {"threshold": 0.00001, "band": [0, 1]}}')
-    label_files([images / "0.png"], tmp_path / "out", model, thresholds=str(path), region="0,0,0.5,1")
-    [row] = rows_of(tmp_path / "out")
-    part = Image.open(images / "0.png").crop((0, 0, 20, 30))
-    [expected] = ModelOptions(model, "cpu", min_score=0).load()(part, QUESTIONS[0])
-    assert (row["answer"], row["not_sure"]) == ("yes", True) and expected["p_yes"] == row["p_yes"]
-
-
 def test_bad_images_have_a_problem_and_the_others_are_labeled(model, tmp_path):
     contents = {"cut.png": encoded_image(1)[:500], "empty.png": b"", "good.png": encoded_image(0), "text.png": b"text"}
     label_files(sorted(write_images(tmp_path / "in", contents).iterdir()), tmp_path / "out", model, QUESTIONS)

@@ -142,7 +142,7 @@ def test_rotary_keeps_norms_and_depends_on_distance(position, distance, shift, s
     left=st.booleans(),
     options=st.sampled_from(["mask", "id", "cache"]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @torch.no_grad()
 def test_padding_does_not_change_states(attention, implementation, pads, length, left, options, vision):
     """Without a mask, padding is found by its id."""
@@ -187,7 +187,7 @@ def test_the_encoder_mask_hides_image_tokens_and_is_kept_in_the_cache(implementa
     static=st.booleans(),
     name=st.sampled_from(["past_key_values", "cache"]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @torch.no_grad()
 def test_cached_equals_uncached_for_any_split(attention, cuts, padded, static, name, vision):
     model, image = tiny_decoder(**attention).double(), vision.double()
@@ -214,7 +214,7 @@ def test_cached_equals_uncached_for_any_split(attention, cuts, padded, static, n
     padding=st.integers(0, 5),
     cache=st.sampled_from(["none", "dynamic", "static"]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @torch.no_grad()
 def test_packed_equals_separate_questions(attention, implementation, lengths, padding, cache, vision):
     model, image = tiny_decoder(**attention), {"encoder_hidden_states": vision[:1]}
@@ -230,14 +230,6 @@ def test_packed_equals_separate_questions(attention, implementation, lengths, pa
 
 
 # --- training ---
-
-
-def test_the_untrained_loss_is_the_log_of_the_vocabulary_size():
-    torch.manual_seed(0)
-    model, ids = TrafficVLMForConditionalGeneration(TrafficVLMConfig()).eval(), random_ids(2, 100)
-    with torch.no_grad():
-        loss = model(ids, random_pixels(2), labels=ids).loss.item()
-    assert abs(loss - math.log(500)) < 0.15
 
 
 def test_the_loss_is_the_mean_over_labeled_next_tokens(model):
@@ -314,17 +306,6 @@ def test_outputs_have_the_states_and_attentions_of_each_layer(attention, vision)
     for recorded, columns in ((output.attentions, 5), (output.cross_attentions, 9)):
         assert [tuple(weights.shape) for weights in recorded] == [(2, 4, 5, columns)] * 2
         close(torch.stack(recorded).sum(-1), torch.ones(2, 2, 4, 5))
-
-
-@torch.no_grad()
-def test_export_settings_the_full_config_apply_to_the_decoder():
-    model, ids, pixels = tiny_model(), random_ids(1, 4), random_pixels(1)
-    assert model(ids, pixels).past_key_values is not None
-    values = model(ids, pixels, return_dict=False)
-    assert isinstance(values, tuple) and torch.equal(values[0], model(ids, pixels).logits)
-    model.config.use_cache, model.config.output_hidden_states = False, True
-    output = model(ids, pixels)
-    assert output.past_key_values is None and len(output.hidden_states) == 3
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 import io
 import math
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 import datasets
 import numpy as np
@@ -282,13 +281,6 @@ def test_only_yes_no_questions_are_scored(vqa, pictures, monkeypatch):
     assert vqa(pictures[0], COLOR) == approximately(first) and scored == [1]
     with_margin = vqa(pictures[0], COLOR, margins=True)
     assert scored == [1, 1] and with_margin[0].pop("margin") and with_margin == approximately(first)
-
-
-def test_threads_answer_alike(processor, pictures):
-    vqa = TrafficVLMPipeline(model=tiny_model(), processor=processor, device="cpu", min_score=0)
-    expected = [vqa(picture, QUESTIONS) for picture in pictures]
-    with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(lambda picture: vqa(picture, QUESTIONS), pictures)) == expected
 
 
 # --- options ---

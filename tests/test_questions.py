@@ -298,7 +298,7 @@ ORACLE = {
 
 
 @given(scenes(st.just(EXHAUSTIVE) | st.frozensets(st.sampled_from(CATEGORY_NAMES))))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_every_answer_is_true(scene):
     """It can be generated in words of the vocabulary, and a yes about objects has their boxes."""
     for question in enumerate_questions(GroundTruth(scene)):
@@ -320,7 +320,7 @@ def mirrored(text: str) -> str:
 
 
 @given(scenes())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_mirrored_scene_has_mirrored_answers(scene):
     expected = answers(scene.without("value"))  # mirrored digits cannot be read
     found = {mirrored(question_id): mirrored(answer) for question_id, answer in answers(scene.flipped()).items()}
@@ -399,7 +399,7 @@ def random_scene(rng: random.Random, base_rate=0.5) -> Scene:
 
 
 @given(scenes(), st.sampled_from([0, 1, 16, 500]), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_questions_have_true_answers_and_different_ids(scene, most, rng):
     true = {question.question_id: question for question in enumerate_questions(GroundTruth(scene))}
     asked = ask(GroundTruth(scene), rng, most)

@@ -76,42 +76,12 @@ def test_errors_are_one_line_and_a_status(error, status, line, capsys):
     assert capsys.readouterr().err.removesuffix("\n") == line
 
 
-ASK = "ask.py scene.png Q"
-LABEL = "label.py . --ask Q --output_dir out"
-WATCH = "watch.py scene.png --ask Q --output_dir out"
-DATASET = "make_dataset.py --output_dir out"
-EVALUATE = "evaluate.py --model MODEL --dataset . --output_dir out"
-BAD_OPTIONS = [
-    ("ask.py scene.png Q --jsn", "unrecognized arguments: --jsn"),
-    ("ask.py scene.png", "there is no question"),
-    ("ask.py Q street", "there is no image: neither a file nor a folder has such a name"),
-    ("ask.py missing.jpg Q", "missing.jpg: no such image"),
-    (f"{ASK} --model nowhere", "nowhere: no model can be loaded"),
-    (f"{ASK} --threads 0", "--threads must be above 0, got 0"),
-    (f"{ASK} --region 0,0,2,1", "region 0,0,2,1: x, y, width and height are fractions"),
-    (f"{ASK} --overlay ./scene.png", "is an image that is asked about"),
-    ("build_files.py --output_dir out --vocabulary words.txt", "must have 500 words, it has 2 different ones"),
-    ("compare_towers.py --runs nowhere", "nowhere/answers.parquet"),
-    (EVALUATE, "has neither data/SPLIT-00000.parquet"),
-    ("evaluate.py --model a --dataset . --output_dir out --write_temperature true", "a has no config.json"),
-    ("export.py --output_dir .", "exists; choose another --output_dir"),
-    (f"{LABEL} --ask zeppelin?", "the model knows no word of the question 'zeppelin?'"),
-    (f"{DATASET} --source camvid", "camvid=FOLDER"),
-    (f"{DATASET} --source synthetic synthetic", "given twice: synthetic synthetic"),
-    (f"{DATASET} --num_images 0", "have no usable image: --num_images is 0"),
-    (f"{DATASET} --split ../train", "like train or val.night, got '../train'"),
-    ("push_to_hub.py name --model nowhere --dry_run", "nowhere has no model.safetensors, config.json"),
-    ("train.py --output_dir out --learn_rate 1", "unrecognized arguments: --learn_rate"),
-    ("serve.py --max_waiting 0", "--max_waiting must be above 0, got 0"),
-    ("serve.py --port 65536", "--host 127.0.0.1 --port 65536: "),
-    (f"{WATCH} --on 0.2", "on=0.2 and off=0.4"),
-    (f"{WATCH} --frame_rate nan", "--frame_rate must be above 0"),
-    (f"{WATCH} --video seen.gif", "must end in .mp4"),
-]
+BAD_OPTIONS = (ROOT / "tests" / "data" / "bad_options.txt").read_text("utf-8").splitlines()
 
 
-@pytest.mark.parametrize(("line", "message"), BAD_OPTIONS)
-def test_bad_options_are_refused_before_anything_is_written(line, message, folder, run_script, capsys):
+@pytest.mark.parametrize("case", BAD_OPTIONS)
+def test_bad_options_are_refused_before_anything_is_written(case, folder, run_script, capsys):
+    line, message = case.split(" | ")
     script, *options = line.split()
     pytest.importorskip(EXTRAS.get(script, "torch"))
     (folder / "words.txt").write_text("two words")

@@ -116,10 +116,7 @@ def test_the_pipeline_uses_the_threshold_of_the_type(processor):
     plain = pipe(image, questions)
     p = plain[0]["p_yes"]
     assert 0 < p < 1 and all("not_sure" not in item for item in plain)
-    for threshold, answer, score in (
-        (Threshold(p), "yes", p),
-        (Threshold(1.0, band=[p, 1.0]), "no", 1 - p),
-    ):
+    for threshold, answer, score in ((Threshold(p), "yes", p), (Threshold(1.0, band=[p, 1.0]), "no", 1 - p)):
         car, raining = pipe(image, questions, thresholds=Thresholds(Threshold(0.5), {"presence": threshold}))
         assert car == plain[0] | {"answer": answer, "score": score, "not_sure": threshold.band is not None}
         assert answer_text(car).endswith("not sure") == car["not_sure"]

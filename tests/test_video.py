@@ -155,22 +155,6 @@ def test_images_of_a_folder_are_ordered_by_number_and_broken_ones_are_skipped(tm
     assert source.broken == 1 and "frame11.png cannot be read as an image" in source.problems[0]
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "heic", "gif"])
-def test_one_image_is_one_frame(tmp_path, suffix):
-    if suffix == "heic":
-        pytest.importorskip("pillow_heif")
-    path = tmp_path / f"still.{suffix}"
-    exif = Image.Exif()
-    is_mirrored = suffix not in ("gif", "heic")  # whose writers drop the orientation
-    exif[0x0112] = 2 if is_mirrored else 1
-    Image.fromarray(CORNERS).save(path, exif=exif)
-    source = open_source(str(path))
-    [frame] = source.frames()
-    expected = CORNERS[:, ::-1] if is_mirrored else CORNERS
-    assert np.abs(np.asarray(frame.image).astype(int) - expected).mean() < 5
-    assert (frame.index, frame.seconds, source.problems, source.notes) == (0, 0.0, [], [])
-
-
 @pytest.mark.parametrize("image_format", ["GIF", "PNG", "WEBP", "AVIF", "TIFF"])
 def test_all_frames_of_an_animation_are_read(tmp_path, image_format):
     first, *others = [Image.new("RGB", (48, 32), (level,) * 3) for level in (20, 100, 200)]

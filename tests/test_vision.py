@@ -6,11 +6,7 @@ import torch
 from tiny import TINY_TEXT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import PATCH_TOWER, TrafficVLMConfig, TrafficVLMVisionConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
-from traffic_vlm.vision_traffic_vlm import (
-    TrafficVLMDepthwiseConv2d,
-    TrafficVLMVisionModel,
-    patch_coordinates,
-)
+from traffic_vlm.vision_traffic_vlm import TrafficVLMDepthwiseConv2d, TrafficVLMVisionModel, patch_coordinates
 
 
 def tiny_tower(seed: int = 0, **fields) -> TrafficVLMVisionModel:

@@ -338,15 +338,12 @@ def test_an_earlier_run_is_replaced_only_with_overwrite(command, clip, tmp_path)
         ([*CAR, "--thresholds", "zero.json", "--on", "0.7"], "--thresholds takes the place of --on and --off"),
         ([*CAR, "--video", "nowhere/seen.mp4"], "cannot be written"),
         ([*CAR, "--output_dir", "file"], "file: cannot be written to"),
-        (["text.jpg", *CAR], "text.jpg cannot be read as an image"),
-        (["http://user:secret@127.0.0.1:9/stream", *CAR], "http://***@127.0.0.1:9/stream: no such camera or stream"),
         (["own.mp4", *CAR, "--video", "own.mp4"], "is the video to watch"),
     ],
 )
 def test_bad_input_is_an_error_that_keeps_earlier_files(command, clip, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    (tmp_path / "text.jpg").write_text("This is not an image.")
     (tmp_path / "zero.json").write_text('{"default": {"threshold": 0}}')
     shutil.copy(clip, tmp_path / "own.mp4")
     (tmp_path / "out").mkdir()
@@ -354,7 +351,7 @@ def test_bad_input_is_an_error_that_keeps_earlier_files(command, clip, tmp_path,
         (tmp_path / "out" / name).write_text("hours")
     has_source = not arguments[0].startswith("--")
     status, errors = command(*([] if has_source else [clip]), *arguments, "--overwrite")
-    assert status == 2 and message in errors and "secret" not in errors
+    assert status == 2 and message in errors
     assert {(tmp_path / "out" / name).read_text() for name in watcher.FILES} == {"hours"}
     assert (tmp_path / "own.mp4").read_bytes() == clip.read_bytes()
 

@@ -32,26 +32,7 @@ from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor  # noqa: E402
 from traffic_vlm.serving.overlay import asked_word, attention_of_question  # noqa: E402
 
 
-QUESTIONS = [
-    "Is there a car?",
-    "Is there no bus?",
-    "Is there a zebra, a Zebra or an okapi?",
-    "Can't you see > 2 car(s) & twenty-one lorries?",
-    "Is there an ambulance? Answer yes or no.",
-    "Is it light outside?",
-    "Is there a road sign, right?",
-    "Traffic light colour?",
-    "Is it [EOS] wet？",
-    "What color is the traffic light?",
-    "How many cars are there?",
-    "What is ahead?",
-    # problems
-    "Who is driving?",
-    "Is there a bus? Is it red?",
-    "zebra qux?",
-    "(...)",
-    "car " * 130,
-]
+QUESTIONS = [*(ROOT / "tests/data/asked.txt").read_text("utf-8").splitlines(), "car " * 130]
 
 
 @pytest.mark.parametrize("resample", [2, 3])
