@@ -71,8 +71,6 @@ def processor():
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory):
     """(folder of a tiny model, folder of its graphs), exported once for all workers; tests must not change them."""
-    for name in ("onnx", "onnxruntime", "onnxscript"):
-        pytest.importorskip(name)
     from traffic_vlm.export.onnx import export
 
     base = tmp_path_factory.getbasetemp()

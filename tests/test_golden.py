@@ -11,43 +11,10 @@ from transformers import pipeline
 from tiny import ROOT
 
 
-# Photograph: question, answer, and P(yes) of the weights in float32; None for an answer in words.
-GOLDEN = {
-    "crossing": [
-        ("Is there a pedestrian?", "yes", 0.938),
-        ("Is there a car?", "yes", 0.981),
-        ("Is there a traffic light?", "yes", 0.981),
-        ("Is the traffic light red?", "yes", 0.760),
-        ("Is it night?", "no", 0.005),
-        ("Is it raining?", "no", 0.013),
-        ("Is there no car?", "no", 0.019),
-        ("Please answer yes or no: is there a stop sign?", "no", 0.197),
-        ("What color is the traffic light?", "red", None),
-        ("How many pedestrians are there?", "2", None),
-        ("What time of day is it?", "day", None),
-        ("What is ahead?", "a car", None),
-    ],
-    "night": [
-        ("Is there a stop sign?", "yes", 0.987),
-        ("Is it night?", "yes", 0.918),
-        ("Is the traffic light red?", "yes", 0.950),
-        ("Is there a car?", "no", 0.044),
-        ("Is there a bus?", "no", 0.049),
-        ("How many cars are there?", "0", None),
-        ("On which side is the traffic light?", "left", None),
-        ("On which side is the truck?", "none", None),
-        ("What is ahead?", "a stop sign", None),
-    ],
-    "truck": [
-        ("Is there a truck?", "yes", 0.896),
-        ("Is there a pedestrian?", "no", 0.121),
-        ("Is there a traffic light?", "no", 0.045),
-        ("Is it raining?", "no", 0.165),
-        ("What is the speed limit?", "100", None),
-        ("What color is the traffic light?", "none", None),
-        ("What is ahead?", "a speed limit sign", None),
-    ],
-}
+GOLDEN: dict[str, list[tuple[str, str, float | None]]] = {}
+for line in (ROOT / "tests/data/golden.txt").read_text().splitlines()[1:]:
+    name, question, answer, *p_yes = line.split(" | ")
+    GOLDEN.setdefault(name, []).append((question, answer, float(p_yes[0]) if p_yes else None))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 0.01), (torch.bfloat16, 0.06)], ids=str)

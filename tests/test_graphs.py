@@ -80,10 +80,7 @@ def test_changed_weights_drop_the_graphs(device):
     recorded, plain = make(device)
     pixels, inputs = random_pixels(1).to(device), questions(5, 4)
     images = recorded.encode_images(pixels)
-    for change in (
-        lambda model: model.model.projector.weight.data.mul_(1.5),
-        lambda model: model.bfloat16().float(),
-    ):
+    for change in (lambda model: model.model.projector.weight.data.mul_(1.5), lambda model: model.bfloat16().float()):
         for _ in range(2):
             before = recorded.score_yes_no(pixel_values=pixels, **inputs)[0]
         graphs = recorded.graphs

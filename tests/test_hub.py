@@ -15,8 +15,7 @@ from traffic_vlm.training.publish import MARK, publish, upload, write_card
 
 CODE = {path.name for path in ROOT.glob("*_traffic_vlm.py")}
 EXPECTED = CODE | {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
-EXPECTED |= {"processor_config.json", "chat_template.jinja", "model.safetensors"}
-EXPECTED |= {"README.md", "LICENSE"}
+EXPECTED |= {"processor_config.json", "chat_template.jinja", "model.safetensors", "README.md", "LICENSE"}
 CARD = (
     "---\nlicense: mit\nlibrary_name: transformers\npipeline_tag: image-text-to-text\ntags: [traffic]\n---\n# Mine\n"
 )

@@ -99,11 +99,6 @@ def test_questions_are_lines():
             page_module.split_questions(text)
 
 
-def test_a_suggestion_becomes_another_line_once():
-    for before, after in (("Is it dry?\n\n", "Is it dry?\nIs it wet?"), ("Is it wet?", "Is it wet?")):
-        assert page_module.add_question("Is it wet?", before) == (after, None)
-
-
 def test_suggested_questions_have_taught_words_only(processor):
     suggested = suggest_questions(processor)
     assert {"presence", "place", "side", "count", "light state", "weather", "time of day"} <= set(suggested.values())
