@@ -38,6 +38,9 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
         raise ValueError(f"start one process for each GPU: torchrun --nproc_per_node {arguments.n_gpu}")
     if arguments.dataloader_persistent_workers:
         raise ValueError("--dataloader_persistent_workers must be false: they would repeat the first epoch")
+    base = options.model_name_or_path
+    if base and Path(base).resolve() == Path(arguments.output_dir).resolve():
+        raise ValueError(f"--output_dir {arguments.output_dir} has the weights to start from: choose another folder")
     folder, evaluates, asks = Path(arguments.output_dir), arguments.eval_strategy != "no", options.questions_per_image
     rows = open_datasets(options.train_dataset, prefer="train")
     held = open_datasets(options.eval_dataset) if evaluates else []
