@@ -295,3 +295,7 @@ def test_nan_stops_training_before_a_checkpoint_is_written(start, tmp_path, monk
 def test_invalid_options_are_refused(start, tmp_path, options, message):
     assert message in refuse(start, tmp_path, options)
     assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_the_start_weights_are_not_overwritten(start):
+    assert f"--output_dir {start} has the weights to start from" in refuse(start, start, ONE_STEP)
