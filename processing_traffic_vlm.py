@@ -49,6 +49,7 @@ SIDES = (224, 640)  # of images that the weights were tried on, in pixels
 ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
 IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
 LAYOUT_OPTIONS = ("padding", "padding_side", "max_length")
+TEXT_OPTIONS = (*LAYOUT_OPTIONS, "truncation")
 # The library passes these, and they have no effect here.
 IGNORED_OPTIONS = {"add_special_tokens", "sanitize_control_tokens", "verbose"}
 # Other options of the library, which are accepted if they are off.
@@ -238,9 +239,9 @@ class TrafficVLMProcessor(ProcessorMixin):
             image_size: side of the pixels, or (height, width), multiples of 32 in 224..640: smaller is faster, larger
                 shows smaller objects. By default that of the image processor.
             options: ``return_tensors`` is "pt", "np", or None for lists ("pt" if packed); ``padding`` is True (if
-                tensors are returned), False or "max_length", to ``max_length`` tokens; ``padding_side``; the options
-                of the image processor. As in the library, they can stand in ``text_kwargs``, ``images_kwargs`` or
-                ``common_kwargs``.
+                tensors are returned), False or "max_length", to ``max_length`` tokens; ``padding_side``;
+                ``truncation=True`` shortens long questions; the options of the image processor. As in the library,
+                they can stand in ``text_kwargs``, ``images_kwargs`` or ``common_kwargs``.
 
         Returns:
             ``pixel_values`` [I,3,H,W] float32 and, all int64,
@@ -280,7 +281,7 @@ class TrafficVLMProcessor(ProcessorMixin):
             if answers is not None and [*map(len, rows)] != [*map(len, answers)]:
                 got = f"{[*map(len, rows)]!s:.40} questions and {[*map(len, answers)]!s:.40} answers per image"
                 raise ValueError(f"`suffix` must have the shape of `text`, got {got}")
-            segments = self.text(rows, answers, on_unknown)
+            segments = self.text(rows, answers, on_unknown, layout.pop("truncation", None))
             layout = {"padding": return_tensors is not None} | layout
             data |= self.lay_out(segments, packed, row_tokens, return_tensors=None, **layout)
         return BatchFeature(data, tensor_type=return_tensors)
@@ -294,14 +295,14 @@ class TrafficVLMProcessor(ProcessorMixin):
         for group in ("common_kwargs", "text_kwargs", "images_kwargs"):
             options = options | (options.pop(group, None) or {})
         of_images = {*getattr(self.image_processor, "valid_kwargs", ImagesKwargs).__annotations__} - {"return_tensors"}
-        known = {*LAYOUT_OPTIONS, *IGNORED_OPTIONS, *of_images, "return_tensors"}
+        known = {*TEXT_OPTIONS, *IGNORED_OPTIONS, *of_images, "return_tensors"}
         for name, value in options.items():
             if name not in known and (value or name not in LIBRARY_OPTIONS):
                 raise TypeError(f"unexpected keyword argument `{name}`")
-        layout, pixels = (
-            {name: value for name, value in options.items() if name in names} for names in (LAYOUT_OPTIONS, of_images)
+        texts, pixels = (
+            {name: value for name, value in options.items() if name in names} for names in (TEXT_OPTIONS, of_images)
         )
-        return options.get("return_tensors"), layout, pixels
+        return options.get("return_tensors"), texts, pixels
 
     def pixels(
         self,
@@ -345,6 +346,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         questions: Sequence[Sequence[str]],
         answers: Sequence[Sequence[str]] | None = None,
         on_unknown: str = "warn",
+        truncation: Any = None,
     ) -> list[list[Segment]]:
         """(ids of the prompt, ids of the answer and [EOS]) for each question of each image; [] without answers.
 
@@ -367,13 +369,16 @@ class TrafficVLMProcessor(ProcessorMixin):
             self._report_words(typed, ids, on_unknown, is_taught=answers is not None)
         prompts = [self._prompt(words) for words in ids[:count]]
         ends = [[*words, self.tokenizer.eos_token_id] for words in ids[count:]] or [[]] * count
-        limit = self.tokenizer.model_max_length
+        limit, is_shortened = self.tokenizer.model_max_length, truncation not in (None, False, "do_not_truncate")
         for index, (prompt, end) in enumerate(zip(prompts, ends)):
-            if len(prompt) + len(end) > limit:
+            over = len(prompt) + len(end) - limit
+            if over > 0 and not (is_shortened and over < len(prompt) - 2):
                 raise ValueError(
                     f"question {index} has {len(prompt)} tokens and {len(end)} of its answer, at most {limit} are "
-                    f"allowed: {typed[index][:80]!r}..."
+                    f"allowed: {typed[index][:80]!r}... (truncation=True shortens the question)"
                 )
+            if over > 0:
+                del prompt[-1 - over : -1]  # the last words, before "?"
         segments = iter(zip(prompts, ends))
         return [[next(segments) for _ in row] for row in questions]
 

@@ -59,6 +59,15 @@ def test_the_length_limit_applies_to_each_question(processor):
             processor(**call)
 
 
+def test_truncation_keeps_the_question_mark_and_the_answer(processor):
+    for suffix, end in ((None, "?"), ("a bus", "? a bus")):
+        end = processor.tokenizer.convert_tokens_to_ids(end.split()) + ([EOS] if suffix else [])
+        [ids] = processor(text="car " * 300, suffix=suffix, truncation=True)["input_ids"]
+        assert len(ids) == 128 and ids[0] == SOS and ids[-len(end) :] == end
+    with pytest.raises(ValueError, match="128"):
+        processor(text=CAR, suffix="car " * 128, truncation=True)
+
+
 def test_unknown_words_are_named_once_as_typed(processor):
     text = ["Is there a Zyxgarf, or a QUUXO?", "Is the zyxgarf red?"]
     assert processor.unknown_words(text) == ["Zyxgarf", "QUUXO", "zyxgarf"]
@@ -219,7 +228,6 @@ def test_options_of_the_image_processor(processor):
         ({"text": CAR, "videos": [BLANK]}, TypeError, r"`videos`"),
         ({"text": CAR, "sufix": "yes"}, TypeError, r"`sufix`"),
         ({"text": CAR, "text_kwargs": {"pading": True}}, TypeError, r"`pading`"),
-        ({"text": CAR, "truncation": True}, TypeError, r"`truncation`"),
         ({"text": CAR, "videos_kwargs": {"fps": 1}}, TypeError, r"`videos_kwargs`"),
         ({"text": CAR, "padding": "long"}, ValueError, r"long is not a valid PaddingStrategy"),
         ({"text": CAR, "packed": True, "row_tokens": 0}, ValueError, r"row_tokens must be a positive .* got 0"),
