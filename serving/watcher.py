@@ -322,7 +322,8 @@ def check_output(options: WatchOptions, source: str) -> None:
 
 def ask_about_frames(pipe: TrafficVLMPipeline, recorder: Recorder, should_stop: Callable[[], Any]) -> None:
     """Ask about and record the frames of a source until they end or `should_stop()` is true."""
-    options, source, side = recorder.options, recorder.source, max(pipe.processor.image_processor.size.values())
+    options, source, size = recorder.options, recorder.source, pipe.processor.image_processor.size
+    side = max(size["height"], size["width"])
     frames = source.frames(options.fps, None if options.video or options.region else side)
     live = LiveReader(frames) if source.is_live else None
     batches = live.batches(should_stop) if live else batch_frames(frames, options.batch_size, should_stop)
