@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
-from ...common.files import DataError
+from ...common.files import DataError, decode_text
 
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -94,10 +94,9 @@ class Folder:
 def parse_text(file: BinaryIO) -> str:
     """The text of a file in UTF-8, or in UTF-16 with a byte-order mark."""
     content = file.read()
-    is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    if not is_utf16 and b"\0" in content:
+    if b"\0" in content and not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise ValueError("it has zero bytes, as UTF-16 without a mark: save it as UTF-8")
-    return content.decode("utf-16" if is_utf16 else "utf-8-sig")
+    return decode_text(content)
 
 
 def parse_json(file: BinaryIO) -> Any:
