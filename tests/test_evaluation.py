@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from PIL import Image
 
-from tiny import count_calls, save_folder, tiny_model, yes_no_model
+from tiny import any_size_model, count_calls, save_folder, tiny_model, yes_no_model
 from traffic_vlm.data.datasets import FEATURES, LISTS, load_rows, synthetic_rows
 from traffic_vlm.data.grammar import paraphrases_of
 from traffic_vlm.evaluation.consistency import AGREEMENT, contradictions, paraphrase, paraphrase_pairs
@@ -220,6 +220,20 @@ def test_the_script_writes_report_answers_thresholds_and_temperature(
     after = contents(path)
     assert {name for name in after if after[name] != before.get(name)} == {"config.json"}
     assert json.loads(after["config.json"]) == json.loads(before["config.json"]) | {"yes_no_temperature": temperature}
+
+
+def test_another_size_of_images_gets_its_own_temperature(folder, processor, rows, tmp_path, run_script):
+    path, output = save_folder(any_size_model(), tmp_path / "model"), tmp_path / "report"
+    before = json.loads((path / "config.json").read_text())
+    options = ("--model", path, "--dataset", folder, "--output_dir", output, "--paraphrased_images", 0)
+    run_script("evaluate.py", *options, "--image_size", "224,320", "--write_temperature")
+    report, found = json.loads((output / "report.json").read_text()), pd.read_parquet(output / "predictions.parquet")
+    assert report["image_size"] == [224, 320]
+    pipe = TrafficVLMPipeline(any_size_model(), processor=processor, image_size=(224, 320), answer_untaught=True)
+    margins = [item["margin"] for row in rows for item in pipe(row["image"], list(row["questions"]), margins=True)]
+    assert found["margin"].to_numpy() == pytest.approx(margins, abs=1e-4)
+    changed = before | {"size_temperatures": {"268": report["calibration"]["fitted_temperature"]}}
+    assert json.loads((path / "config.json").read_text()) == changed
 
 
 @pytest.mark.parametrize(

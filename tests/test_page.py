@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tiny import ROOT, count_calls, free_port, save_folder, start_process, tiny_model
+from tiny import ROOT, any_size_model, count_calls, free_port, save_folder, start_process, tiny_model
 from traffic_vlm.common.answers import answer_text
 from traffic_vlm.data.grammar import question_type_of
 from traffic_vlm.data.suggestions import suggest_questions
@@ -44,6 +44,16 @@ def test_answers_are_those_of_the_pipeline_and_the_image_is_encoded_once(page, p
         for item, answered in zip(items, expected, strict=True):
             assert item == {name: pytest.approx(value, abs=1e-5) for name, value in answered.items()}
     assert passes == [1]
+
+
+def test_the_size_is_a_choice_of_the_page(processor, photo):
+    pipe = TrafficVLMPipeline(any_size_model(), processor=processor, device="cpu")
+    blocks = page_module.build_page(pipe)
+    [choose] = [one for one in blocks.fns.values() if getattr(one.fn, "__name__", "") == "choose_upload"]
+    assert [one.elem_id for one in choose.inputs] == ["image", "size"]
+    assert [side for _, side in choose.inputs[1].choices] == [256, 384, 512]
+    for side, expected in ((None, 256), (384, 384)):
+        assert choose.fn({"path": photo}, side)[1].encoded.image_size == (expected, expected)
 
 
 def test_a_region_is_asked_about_and_shown(processor, photo):

@@ -17,6 +17,7 @@ from traffic_vlm.common.answers import answer_notes, answer_text
 from traffic_vlm.common.loading import set_image_size
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
+from traffic_vlm.scoring_traffic_vlm import attention_maps
 
 
 CAR, WET = "Is there a car?", "Is the road wet?"
@@ -381,6 +382,11 @@ def test_the_size_of_images_is_a_dial(dial, size, shape):
     assert encoded.image_size == shape and encoded.pixel_values.shape[2:] == shape
     items = dial(PICTURE, CAR, image_size=size)
     assert dial(encoded, CAR) == items == dial(encoded, CAR, image_size=shape)
+    own = TrafficVLMPipeline(model=any_size_model(), processor=dial.processor, min_score=0, image_size=size)
+    assert own(PICTURE, CAR) == own(own.encode(PICTURE), CAR) == items and own.encode(PICTURE).image_size == shape
+    ids = torch.tensor([dial.read_question(CAR).input_ids])
+    rows, columns = (side // (16 if shape == (256, 256) else 32) for side in shape)  # above 256 pixels it pools
+    assert attention_maps(dial.model, ids, encoded_images=encoded).shape == (*ids.shape, rows, columns)
     model, processor = any_size_model(), TrafficVLMProcessor.from_pretrained(ROOT)
     set_image_size(model, processor, shape)  # as the commands do
     assert TrafficVLMPipeline(model=model, processor=processor, min_score=0)(PICTURE, CAR) == items

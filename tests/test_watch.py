@@ -406,3 +406,13 @@ def test_finished_frames_survive_signals(command, tmp_path, number, status):
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["ended_by"], summary["frames"] * 2) == (number.name, len(frames))
     assert count_frames(tmp_path / "seen.mp4") == summary["frames"]
+
+
+def test_frames_are_as_large_as_the_longer_side_of_the_models_images():
+    sides, size = [], {"height": 224, "width": 320}
+    source = SimpleNamespace(is_live=False, frames=lambda fps, side: iter(sides.append(side) or ()))
+    pipe = SimpleNamespace(processor=SimpleNamespace(image_processor=SimpleNamespace(size=size)))
+    for region, expected in ((None, 320), ("0,0,1,1", None)):
+        options = SimpleNamespace(fps=None, video=None, region=region, batch_size=1)
+        watcher.ask_about_frames(pipe, SimpleNamespace(options=options, source=source), lambda: None)
+        assert sides.pop() == expected

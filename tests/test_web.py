@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from transformers import GenerationConfig
 
-from tiny import ROOT
+from tiny import ROOT, any_size_model, save_folder
 
 
 onnxruntime = pytest.importorskip("onnxruntime", reason='needs the extra "export"')
@@ -25,7 +25,7 @@ for name in ("onnx", "onnxscript"):
 from traffic_vlm.common.answers import answer_notes, answer_text, map_strength  # noqa: E402
 from traffic_vlm.export.asking import Asking  # noqa: E402
 from traffic_vlm.export.libraries import fetch_libraries  # noqa: E402
-from traffic_vlm.export.onnx import export_settings, load  # noqa: E402
+from traffic_vlm.export.onnx import export_settings, load, make_graphs  # noqa: E402
 from traffic_vlm.export.web import export_page, page_data, pixels_graph  # noqa: E402
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline  # noqa: E402
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor  # noqa: E402
@@ -33,6 +33,14 @@ from traffic_vlm.serving.overlay import asked_word, attention_of_question  # noq
 
 
 QUESTIONS = [*(ROOT / "tests/data/asked.txt").read_text("utf-8").splitlines(), "car " * 130]
+
+
+def test_graphs_and_page_are_of_one_size(tmp_path):
+    model, processor = load(save_folder(any_size_model(), tmp_path), (224, 320))
+    assert export_settings(model, processor)["image_size"] == [224, 320]
+    data = page_data(model, processor)
+    assert (data["model"]["image_size"], data["grid"]) == ([224, 320], (7, 10))  # one token for 2 × 2 patches
+    assert make_graphs(model)["vision"].inputs["pixel_values"].shape == (2, 3, 224, 320)
 
 
 @pytest.mark.parametrize("resample", [2, 3])
