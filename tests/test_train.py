@@ -13,7 +13,7 @@ from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, 
 
 import traffic_vlm
 from runs import NO_EVAL, ONE_STEP, changes, command, history, learn, own_folder, refuse, weights
-from tiny import ROOT, TINY_TOWER, free_port, start_process, tiny_config
+from tiny import ROOT, TINY_TOWER, free_port, save_folder, start_process, tiny_config, tiny_model
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.datasets import SyntheticRows, load_rows
 from traffic_vlm.data.synthetic import render
@@ -299,3 +299,10 @@ def test_invalid_options_are_refused(start, tmp_path, options, message):
 
 def test_the_start_weights_are_not_overwritten(start):
     assert f"--output_dir {start} has the weights to start from" in refuse(start, start, ONE_STEP)
+
+
+def test_a_model_of_oblong_images_is_trained_on_them(tmp_path):
+    vision = TINY_TOWER | {"model_type": "traffic_vlm_vision", "image_size": [64, 96]}
+    folder = save_folder(tiny_model(vision=vision), tmp_path)
+    _, processor = prepare_model(TrainOptions(train_dataset=["synthetic"], model_name_or_path=str(folder)))
+    assert processor(images=Image.new("RGB", (9, 9)), return_tensors="pt")["pixel_values"].shape == (1, 3, 64, 96)

@@ -9,7 +9,7 @@ from transformers import AutoModel, BaseImageProcessor, PreTrainedConfig
 
 from ..common.files import ROOT
 from ..common.loading import load_weights
-from ..configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
+from ..configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig, height_and_width
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..vision_traffic_vlm import TrafficVLMVisionModel
@@ -29,8 +29,8 @@ def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any
     processor = TrafficVLMProcessor.from_pretrained(base or ROOT)
     if not base:
         processor.taught, processor.own_questions = [], False
-    size = model.config.vision_config.image_size
-    processor.image_processor.size = {"height": size, "width": size}
+    height, width = height_and_width(model.config.vision_config.image_size)
+    processor.image_processor.size = {"height": height, "width": width}
     if options.vision_tower:
         copy_normalization(options.vision_tower, processor.image_processor)
     if options.freeze_vision:
