@@ -1,0 +1,68 @@
+"""Points and boxes of objects: a center head on the vision tower (CenterNet, https://arxiv.org/abs/1904.07850).
+
+    patches [B,P,C] of the neck → norm → linear → enlarged twice ─┐
+    finest feature map [B,40,H/8,W/8] → 1×1 ──────────────────────┴(+)→ 7×7 depthwise, MLP
+        → heat [B,classes,H/8,W/8], how likely the center of an object of each class is in each cell
+        → shape [B,4,H/8,W/8], log width and log height of its box, and the place of its center in the cell
+
+What is special here:
+- an object is one cell, the highest of its 3 × 3 neighbors: no anchors, and no boxes to suppress;
+- widths and heights are fractions of the image, so the same weights locate in images of any size;
+- patches are read before they are pooled, so points are equally fine in large images.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+
+STRIDE = 8  # pixels per cell
+MOST = 100  # objects of a class in an image
+WIDTH = 128
+
+
+class TrafficVLMCenterHead(nn.Module):
+    """Heat and shape of the centers of `classes` classes, from patches and the finest feature map."""
+
+    def __init__(self, patch_width: int, map_width: int, classes: int):
+        super().__init__()
+        self.patch_norm = nn.LayerNorm(patch_width, eps=1e-6)
+        self.from_patches = nn.Linear(patch_width, WIDTH)
+        self.from_map = nn.Conv2d(map_width, WIDTH, 1)
+        self.filter = nn.Conv2d(WIDTH, WIDTH, 7, padding=3, groups=WIDTH)
+        self.norm = nn.LayerNorm(WIDTH, eps=1e-6)
+        self.fc1, self.fc2 = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.heat, self.shape = nn.Linear(WIDTH, classes), nn.Linear(WIDTH, 4)
+
+    def forward(self, patches: torch.Tensor, finest: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+        """Logits of the heat, and the shape [B,classes + 4,H/8,W/8]; grid is (rows, columns) of the patches."""
+        x = self.from_patches(self.patch_norm(patches)).transpose(1, 2).unflatten(2, grid)
+        x = nn.functional.interpolate(x, size=finest.shape[2:], mode="bilinear") + self.from_map(finest)
+        around = self.norm(self.filter(x).permute(0, 2, 3, 1))
+        x = x.permute(0, 2, 3, 1) + self.fc2(nn.functional.gelu(self.fc1(around)))
+        return torch.cat([self.heat(x), self.shape(x)], -1).permute(0, 3, 1, 2)
+
+
+def find_centers(centers: torch.Tensor, index: int, threshold: float) -> list[tuple[float, list[float], list[float]]]:
+    """(score, box, point) of each object of one class in one image, best first; fractions of the image.
+
+    Args:
+        centers: [classes + 4,rows,columns] of `TrafficVLMCenterHead`.
+        index: of the class.
+        threshold: objects below this score are left out.
+    """
+    heat, shape = centers[index].float().sigmoid(), centers[-4:].float().flatten(1)
+    rows, columns = heat.shape
+    is_peak = nn.functional.max_pool2d(heat[None, None], 3, 1, 1)[0, 0] == heat
+    scores, cells = (heat * is_peak).flatten().topk(min(MOST, heat.numel()))
+    found = []
+    for score, cell in zip(scores.tolist(), cells.tolist()):
+        if score < threshold:
+            break
+        log_width, log_height, right, down = shape[:, cell].tolist()
+        x, y = (cell % columns + right) / columns, (cell // columns + down) / rows
+        width, height = math.exp(log_width), math.exp(log_height)
+        box = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
+        found.append((score, [min(max(side, 0.0), 1.0) for side in box], [min(max(v, 0.0), 1.0) for v in (x, y)]))
+    return found
