@@ -28,6 +28,7 @@ from transformers.utils import is_torchdynamo_compiling
 IS_RENAMED = "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 CACHE_NAME = "cache" if IS_RENAMED else "past_key_values"
 
+OPTIONAL = ("attention_mask", "pixel_values", "centers")  # tensors of `EncodedImages` that may be missing
 KeyValues = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, each [B,K,P,D]; see above for latents
 
 
@@ -58,6 +59,7 @@ class EncodedImages:
         attention_mask: [I,P], 0 at hidden image tokens; None if all are visible.
         pixel_values: [I,3,H,W] as given; an assistant model encodes them with its own vision tower.
         image_size: (height, width) of the pixels; None if it is not known.
+        centers: [I,K + 4,H/8,W/8] of the tower's center head, for `model.locate`; None if there is none.
     """
 
     key_values: tuple[KeyValues, ...]
@@ -65,6 +67,7 @@ class EncodedImages:
     attention_mask: torch.Tensor | None = None
     pixel_values: torch.Tensor | None = field(default=None, repr=False)
     image_size: tuple[int, int] | None = None
+    centers: torch.Tensor | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return self.key_values[0][0].shape[0]
@@ -78,10 +81,10 @@ class EncodedImages:
 
     def apply(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "EncodedImages":
         """Images whose tensors are results of a function."""
-        optional = (self.attention_mask, self.pixel_values)
-        mask, pixels = (None if tensor is None else function(tensor) for tensor in optional)
+        given = {name: getattr(self, name) for name in OPTIONAL}
+        optional: Any = {name: None if tensor is None else function(tensor) for name, tensor in given.items()}
         key_values = tuple((function(key), function(value)) for key, value in self.key_values)
-        return replace(self, key_values=key_values, attention_mask=mask, pixel_values=pixels)
+        return replace(self, key_values=key_values, **optional)
 
     def to(self, device: torch.device | str) -> "EncodedImages":
         """The same images on another device."""
@@ -118,16 +121,16 @@ class EncodedImages:
 
         layers = zip(*(part.key_values for part in parts), strict=True)
         key_values: Any = tuple(tuple(map(join, zip(*layer))) for layer in layers)
-        mask, pixels = (join(getattr(part, name) for part in parts) for name in ("attention_mask", "pixel_values"))
-        return replace(parts[0], key_values=key_values, attention_mask=mask, pixel_values=pixels)
+        optional: Any = {name: join(getattr(part, name) for part in parts) for name in OPTIONAL}
+        return replace(parts[0], key_values=key_values, **optional)
 
     def rows(self, image_index: torch.Tensor | None) -> "EncodedImages":
-        """Images without pixels, one for each row of text: image `image_index[i]`, by default image i. Not checked."""
-        without_pixels = replace(self, pixel_values=None)
+        """What the decoder reads, one image for each row of text: `image_index[i]`, by default i. Not checked."""
+        read = replace(self, pixel_values=None, centers=None)
         if image_index is None:
-            return without_pixels
+            return read
         chosen = image_index.to(self.device)
-        return without_pixels.apply(lambda tensor: tensor[chosen])
+        return read.apply(lambda tensor: tensor[chosen])
 
 
 torch.serialization.add_safe_globals([EncodedImages])  # for `torch.load`, which otherwise refuses classes

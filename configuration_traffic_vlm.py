@@ -271,6 +271,9 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         image_size: side of the images, or (height, width). The weights do not depend on it.
         patch_size: side of a patch in pixels; with convolutions the product of the strides.
         pool_above: side in pixels. Images of a larger area have one token for 2 × 2 patches. None: no image has.
+        located: classes that the center head locates, in alphabetical order, each with the score from which an object
+            is reported. Image tokens begin with one for each of them, which tells how many there are. Empty: there is
+            no center head.
 
     Raises:
         ValueError: if fields are invalid or contradict each other; the message names them and their values.
@@ -299,6 +302,7 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         neck: str = "transformer",
         neck_width: int | None = None,
         pool_above: int | None = None,
+        located: dict[str, float] | None = None,
         **kwargs: Any,
     ):
         self.conv_widths = list(conv_widths)
@@ -319,6 +323,7 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         self.neck = neck
         self.neck_width = hidden_size if neck_width is None else neck_width
         self.pool_above = pool_above
+        self.located = dict(sorted((located or {}).items()))
         self.check_fields()
         super().__init__(**kwargs)
 
@@ -331,6 +336,7 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         _check_positive_integers(self, "neck_width", "num_attention_heads", "patch_size")
         if self.pool_above is not None:
             _check_positive_integers(self, "pool_above")
+        _check(self, self.conv_widths or not self.located, "located needs convolutions", "located", "conv_widths")
         is_divisible = self.neck == "depthwise" or self.neck_width % self.num_attention_heads == 0
         message = "neck_width must be divisible by num_attention_heads"
         _check(self, is_divisible, message, "neck_width", "num_attention_heads")

@@ -313,9 +313,10 @@ def power_of_two(count: int) -> int:
 
 
 def encode_images(model: Any, pixel_values: torch.Tensor) -> Tensors:
-    """Keys and values [layers,I,K,P,D] of pixels [I,3,H,W]."""
-    keys, values = zip(*model.model.project_pixels(pixel_values))
-    return torch.stack(keys), torch.stack(values)
+    """Keys and values [layers,I,K,P,D] of pixels [I,3,H,W], and centers if the tower has a center head."""
+    images = model.model.look(pixel_values)
+    keys, values = zip(*images.key_values)
+    return [torch.stack(keys), torch.stack(values), *([] if images.centers is None else [images.centers])]
 
 
 def answer(model: Any, text: torch.Tensor, ends: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Tensors:
@@ -374,7 +375,7 @@ class Graphs:
     def encode(self, pixel_values: torch.Tensor) -> EncodedImages | None:
         """Encoded images of checked pixels [I,3,H,W]."""
         found = self.run(encode_images, pixel_values.to(self.model.dtype))
-        return None if found is None else EncodedImages(tuple(zip(*found)), pixel_values=pixel_values)
+        return None if found is None else EncodedImages(tuple(zip(*found[:2])), centers=found[2] if found[2:] else None)
 
     def answer(
         self,

@@ -15,11 +15,13 @@ import math
 
 import torch
 from torch import nn
+from transformers import initialization as init
 
 
 STRIDE = 8  # pixels per cell
 MOST = 100  # objects of a class in an image
 WIDTH = 128
+FAINT = 0.05  # peaks below are not counted
 
 
 class TrafficVLMCenterHead(nn.Module):
@@ -35,6 +37,13 @@ class TrafficVLMCenterHead(nn.Module):
         self.fc1, self.fc2 = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
         self.heat, self.shape = nn.Linear(WIDTH, classes), nn.Linear(WIDTH, 4)
 
+    def start(self) -> None:
+        """Heat that starts at 1 % everywhere, and boxes of 8 % of the image around the middle of their cells."""
+        init.normal_(self.heat.weight, std=0.01)
+        init.constant_(self.heat.bias, -4.6)
+        init.normal_(self.shape.weight, std=0.01)
+        init.copy_(self.shape.bias, torch.tensor([math.log(0.08), math.log(0.08), 0.5, 0.5]))
+
     def forward(self, patches: torch.Tensor, finest: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
         """Logits of the heat, and the shape [B,classes + 4,H/8,W/8]; grid is (rows, columns) of the patches."""
         x = self.from_patches(self.patch_norm(patches)).transpose(1, 2).unflatten(2, grid)
@@ -42,6 +51,35 @@ class TrafficVLMCenterHead(nn.Module):
         around = self.norm(self.filter(x).permute(0, 2, 3, 1))
         x = x.permute(0, 2, 3, 1) + self.fc2(nn.functional.gelu(self.fc1(around)))
         return torch.cat([self.heat(x), self.shape(x)], -1).permute(0, 3, 1, 2)
+
+
+class TrafficVLMCounts(nn.Module):
+    """One token for each class: how many of it are in the image, and in its left, middle and right third.
+
+    Attention averages what it reads, so that the decoder cannot count patches. Here the scores of all peaks are summed.
+    """
+
+    def __init__(self, classes: int, width: int):
+        super().__init__()
+        self.classes = nn.Embedding(classes, width)
+        self.fc1, self.fc2 = nn.Linear(4, WIDTH), nn.Linear(WIDTH, width)
+
+    def forward(self, centers: torch.Tensor) -> torch.Tensor:
+        """Tokens [B,K,C] of the output [B,K + 4,rows,columns] of a center head."""
+        heat = peaks(centers[:, :-4])
+        columns = torch.arange(heat.shape[3], device=heat.device)
+        third = columns[:, None] * 3 // heat.shape[3] == torch.arange(3, device=heat.device)  # [columns,3]
+        thirds = heat.sum(2) @ third.to(heat.dtype)
+        counts = torch.cat([thirds.sum(-1, keepdim=True), thirds], -1).log1p()  # [B,K,4]
+        x: torch.Tensor = self.classes.weight + self.fc2(nn.functional.gelu(self.fc1(counts.to(self.fc1.weight.dtype))))
+        return x
+
+
+def peaks(logits: torch.Tensor) -> torch.Tensor:
+    """Scores [B,K,rows,columns] of cells that are the highest of their 3 × 3 neighbors; others, and faint ones, are 0."""
+    heat = logits.float().sigmoid()
+    is_peak = (nn.functional.max_pool2d(heat, 3, 1, 1) == heat) & (heat > FAINT)
+    return heat * is_peak
 
 
 def find_centers(centers: torch.Tensor, index: int, threshold: float) -> list[tuple[float, list[float], list[float]]]:
@@ -52,10 +90,9 @@ def find_centers(centers: torch.Tensor, index: int, threshold: float) -> list[tu
         index: of the class.
         threshold: objects below this score are left out.
     """
-    heat, shape = centers[index].float().sigmoid(), centers[-4:].float().flatten(1)
+    heat, shape = peaks(centers[None, index : index + 1])[0, 0], centers[-4:].float().flatten(1)
     rows, columns = heat.shape
-    is_peak = nn.functional.max_pool2d(heat[None, None], 3, 1, 1)[0, 0] == heat
-    scores, cells = (heat * is_peak).flatten().topk(min(MOST, heat.numel()))
+    scores, cells = heat.flatten().topk(min(MOST, heat.numel()))
     found = []
     for score, cell in zip(scores.tolist(), cells.tolist()):
         if score < threshold:

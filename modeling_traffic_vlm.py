@@ -459,13 +459,14 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         graphs = self.graphs
         images = None if graphs is None else graphs.encode(pixel_values)
         if images is None:
-            images = EncodedImages(self.project_pixels(pixel_values), pixel_values=pixel_values)
-        return replace(images, image_size=tuple(pixel_values.shape[2:]))
+            images = self.look(pixel_values)
+        return replace(images, pixel_values=pixel_values, image_size=tuple(pixel_values.shape[2:]))
 
-    def project_pixels(self, pixel_values: torch.Tensor) -> tuple[KeyValues, ...]:
-        """Keys and values [I,K,P,D] of every layer's cross-attention for checked pixels [I,3,H,W]."""
-        tokens = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True).last_hidden_state
-        return self.text_model.project_image_tokens(self.projector(tokens))
+    def look(self, pixel_values: torch.Tensor) -> EncodedImages:
+        """What the tower sees in checked pixels [I,3,H,W], and the decoder reads."""
+        seen = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True)
+        key_values = self.text_model.project_image_tokens(self.projector(seen.last_hidden_state))
+        return EncodedImages(key_values, centers=seen.get("centers"))
 
     def choose_images(
         self,

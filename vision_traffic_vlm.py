@@ -22,6 +22,7 @@ Without convolutions (`TrafficVLMConfig.with_patch_tower()`) the tower is a plai
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import is_torchdynamo_compiling
 
 from .configuration_traffic_vlm import TrafficVLMVisionConfig
+from .locating_traffic_vlm import TrafficVLMCenterHead, TrafficVLMCounts
 
 
 class _DepthwiseConvolution(torch.autograd.Function):
@@ -254,8 +256,18 @@ class TrafficVLMPatchPooling(nn.Module):
         return self.merge(both.flatten(2).transpose(1, 2))
 
 
+@dataclass
+class TrafficVLMVisionOutput(BaseModelOutput):
+    """Image tokens, and `centers` [B,K + 4,H/8,W/8] of the center head (`locating_traffic_vlm.py`), if there is one."""
+
+    centers: torch.Tensor | None = None
+
+
 class TrafficVLMVisionModel(PreTrainedModel):
-    """Pixels [B,3,H,W] → image tokens [B,P,hidden_size], one per patch, or per 2 × 2 (`pool_above`), row by row."""
+    """Pixels [B,3,H,W] → image tokens [B,P,hidden_size], one per patch, or per 2 × 2 (`pool_above`), row by row.
+
+    With a center head, one token for each of its K classes comes before them.
+    """
 
     config_class = TrafficVLMVisionConfig
     main_input_name = "pixel_values"
@@ -291,6 +303,9 @@ class TrafficVLMVisionModel(PreTrainedModel):
         self.to_hidden = nn.Linear(width, config.hidden_size) if width != config.hidden_size else nn.Identity()
         if self.has_convolutions:
             self.place_of_token = nn.Linear(4 * self.NUM_WAVES, config.hidden_size, bias=False)
+        if config.located:
+            self.center_head = TrafficVLMCenterHead(width, finer, len(config.located))
+            self.counts = TrafficVLMCounts(len(config.located), config.hidden_size)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -303,10 +318,17 @@ class TrafficVLMVisionModel(PreTrainedModel):
             init.normal_(module.weight, std=1 / math.sqrt(2 * self.NUM_WAVES))
         if self.config.pool_above is not None and module is self.pool.merge:
             init.copy_(module.weight, torch.eye(*module.weight.shape))  # the mean alone
+        if isinstance(module, TrafficVLMCenterHead):
+            module.start()
 
-    def forward(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutput:
-        """`last_hidden_state` [B,P,hidden_size] of pixels [B,num_channels,H,W], H and W multiples of `patch_size`."""
-        x = self.combine_maps(pixel_values) if self.has_convolutions else self.patches(pixel_values)
+    def forward(self, pixel_values: torch.Tensor, **kwargs: Any) -> TrafficVLMVisionOutput:
+        """Image tokens of pixels [B,num_channels,H,W], H and W multiples of `patch_size`."""
+        if self.has_convolutions:
+            # Convolutions are faster with channels last, on CPUs and GPUs.
+            maps = self.convolutions(pixel_values.contiguous(memory_format=torch.channels_last))
+            x = self.combine_maps(*maps)
+        else:
+            x = self.patches(pixel_values)
         rows, columns = x.shape[2:]
         x = x.flatten(2).transpose(1, 2)  # [B,P,C]
         if self.has_convolutions:
@@ -314,18 +336,20 @@ class TrafficVLMVisionModel(PreTrainedModel):
             x = x + self.place(positions)
         for layer in self.layers:
             x = layer(x, (rows, columns))
+        patches = x
         token_rows, token_columns = self.config.token_grid(*pixel_values.shape[2:])
         if (token_rows, token_columns) != (rows, columns):
             x = self.pool(x, (rows, columns))
         x = self.to_hidden(self.norm(x))
         if self.has_convolutions:
             x = x + self.place_of_token(patch_coordinates(token_rows, token_columns, self.NUM_WAVES, x))
-        return BaseModelOutput(last_hidden_state=x)
+        if not self.config.located:
+            return TrafficVLMVisionOutput(last_hidden_state=x)
+        centers = self.center_head(patches, maps[0], (rows, columns))
+        return TrafficVLMVisionOutput(last_hidden_state=torch.cat([self.counts(centers), x], 1), centers=centers)
 
-    def combine_maps(self, pixel_values: torch.Tensor) -> torch.Tensor:
+    def combine_maps(self, finer: torch.Tensor, same: torch.Tensor, coarser: torch.Tensor) -> torch.Tensor:
         """The sum [B,C,rows,columns] of the three feature maps, one position per patch."""
-        # Convolutions are faster with channels last, on CPUs and GPUs.
-        finer, same, coarser = self.convolutions(pixel_values.contiguous(memory_format=torch.channels_last))
         rows, columns = same.shape[2:]
         around = nn.functional.interpolate(self.from_coarser(coarser), scale_factor=2.0)[:, :, :rows, :columns]
         return self.from_finer(finer) + self.from_same(same) + around

@@ -107,9 +107,13 @@ class Candidates:
     def countable(self) -> list[str]:
         return [one for one in _in_order(self.truth.exhaustive) if one not in UNCOUNTED]
 
+    def numbered(self) -> list[str]:
+        """The countable classes, and those that someone counted."""
+        return list(dict.fromkeys([*self.countable(), *self.truth.scene.counts]))
+
     def counted(self) -> list[str]:
-        """The countable classes in the scene."""
-        return [one for one in self.countable() if one in self.truth.groups]
+        """Of these the classes in the scene."""
+        return [one for one in self.numbered() if one in self.truth.groups or self.truth.scene.counts.get(one)]
 
     def single(self) -> list[str]:
         """The classes of which the scene has one object."""
@@ -256,7 +260,7 @@ STEPS: dict[str, list[tuple[Step, ...]]] = {
         (Candidates.absent, "what"),
     ],
     "attribute": [(Candidates.attributed, Candidates.values), (Candidates.absent, "what")],
-    "count": [(Candidates.countable, "what"), (Candidates.counted, "over", Candidates.limits)],
+    "count": [(Candidates.numbered, "what"), (Candidates.counted, "over", Candidates.limits)],
     "comparison": [(Candidates.comparisons,)],
     "side": [(Candidates.single, "what"), (Candidates.single, "is", THIRDS), (Candidates.absent_things, "what")],
     "scene_attribute": [

@@ -101,6 +101,8 @@ class Scene:
         image_id: name of the image within the source.
         presence: whether the image shows a class or one of PRESENCE_ONLY, {name: bool}, where neither boxes nor masks
             say it; a missing name is unknown.
+        counts: number of objects of a class, as someone counted them who looked at the image; more than 6 are 7 or
+            more. A count is worth one more or less, and is not used where boxes tell the number.
 
     Raises:
         ValueError: the size is not positive, a box leaves the image, or a scene attribute or class is unknown.
@@ -115,6 +117,7 @@ class Scene:
     source: str = ""
     image_id: str = ""
     presence: dict[str, bool] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.width <= 0 or self.height <= 0:
@@ -181,9 +184,10 @@ class Scene:
             raise ValueError(f"the window {window} is empty or leaves the image of {size}")
         parts = (_crop_object(item, self, (left, top, right, bottom)) for item in self.objects)
         objects = tuple(part for part in parts if part is not None)
-        presence = self.presence
+        presence, counts = self.presence, self.counts
         cut: set[str] = set()
         if (right - left, bottom - top) != (self.width, self.height):
+            counts = {}
             # Near, far and ahead depend on the position in a driver's whole view, which a window moves or cuts.
             cut |= {"view", "lane count", "road shape"}
         if (right - left) * (bottom - top) < PRESENT_IN_CROP * self.width * self.height:
@@ -197,6 +201,7 @@ class Scene:
             objects=objects,
             scene_attributes={name: value for name, value in self.scene_attributes.items() if name not in cut},
             presence=presence,
+            counts=counts,
             attributed=given_to_all(self.attributed, objects),
         )
 

@@ -395,10 +395,15 @@ class GroundTruth:
 
     def count(self, kind: QuestionType, category: str, form: str, limit: str = "") -> AnswerWithBoxes | None:
         number, clear = self.number(category), self.groups.get(category, NO_GROUP).clear
-        if len(clear) > (MAX_COUNT if form == "what" else int(limit)) and self.is_countable(category):
+        most = MAX_COUNT if form == "what" else int(limit)
+        if len(clear) > most and self.is_countable(category):
             return AnswerWithBoxes(MANY) if form == "what" else AnswerWithBoxes("yes", clear)  # there may be more
         if number is None:
+            number = self.scene.counts.get(category)
+        if number is None:
             return None
+        if number > most:
+            return AnswerWithBoxes(MANY if form == "what" else "yes")
         return AnswerWithBoxes(str(number)) if form == "what" else NO
 
     def comparison(self, kind: QuestionType, category: str, form: str, other: str) -> AnswerWithBoxes | None:

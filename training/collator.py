@@ -71,6 +71,7 @@ class TrafficCollator:
         seed: seed of all random choices, together with the seed of the worker.
         paraphrases: maximum number of an image's questions that are paraphrases of another one.
         targets: of the auxiliary losses, by name; see `auxiliary/targets.py`.
+        sizes: sides of the images in pixels, with weights; one is drawn for each batch. Empty: that of the processor.
         balancers: one for each source. It balances yes and no for each question type and class over all rows that a
             worker collates. With a single balancer for all sources, the style of a source with many cars would be
             evidence for a yes, and the style of a source with few cars for a no.
@@ -85,6 +86,7 @@ class TrafficCollator:
     seed: int = 0
     paraphrases: int = 0
     targets: Mapping[str, Target] = field(default_factory=dict)
+    sizes: Mapping[int, float] = field(default_factory=dict)
     epoch: int = field(default=0, repr=False)
     rng: random.Random | None = field(default=None, repr=False)
     balancers: defaultdict[str, Balancer] = field(default_factory=lambda: defaultdict(Balancer), repr=False)
@@ -107,11 +109,16 @@ class TrafficCollator:
             raise ValueError("no image of this batch has a question or a scene to ask about")
         # Batches of one size: cuDNN plans the convolutions anew for each number of images.
         images = [replace(item) for item in islice(cycle(images), len(rows))]
+        size = self.processor.image_processor.size
+        if self.sizes:
+            side = rng.choices([*self.sizes], [*self.sizes.values()])[0]
+            size = {"height": side, "width": side}
         batch = self.processor(
             images=[item.image for item in images],
             text=[[question.text for question in item.questions] for item in images],
             suffix=[[question.answer for question in item.questions] for item in images],
             packed=True,
+            size=size,
             row_tokens="fit",
             on_unknown="raise",
             do_rescale=False,

@@ -35,6 +35,8 @@ def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any
         copy_normalization(options.vision_tower, processor.image_processor)
     if options.freeze_vision:
         tower.requires_grad_(False)
+        for name in ("pool", "counts"):  # only the answers teach these
+            getattr(tower, name, nn.Identity()).requires_grad_(True)
     if options.freeze_blocks:
         tower.convolutions.stem.requires_grad_(False)
         tower.convolutions.blocks[: options.freeze_blocks].requires_grad_(False)

@@ -1,9 +1,10 @@
 """Scene labels: human annotations of whole images, one JSON object per line, one file per source.
 
     {"image": path, "weather": ..., "time_of_day": ..., "road": ..., "traffic": ..., "place": ..., "view": ...,
-     "present": [categories], "unsure": [categories]}
+     "present": [categories], "unsure": [categories], "counts": {category: number}}
 
 Null is unknown. A category in neither list is absent; objects below about 1 % of the image were often missed.
+Counts may be left out; 7 is more than 6, and a category that is present without a count was not counted.
 """
 
 import json
@@ -22,6 +23,7 @@ SCENE_VALUES: dict[str, tuple[str, ...]] = {name: tuple(field["values"]) for nam
 SCENE_ATTRIBUTE_OF = {name: (field["attribute"], field["values"]) for name, field in _FIELDS.items()}
 SEEN, SEEN_BY_DRIVERS = (tuple(TABLES["scene_labels"][name]) for name in ("seen", "seen_by_drivers"))
 VEHICLES = frozenset(TABLES["scene_labels"]["vehicles"])
+COUNTED = frozenset(TABLES["scene_labels"]["counted"])
 CLASS_OF: dict[str, str] = TABLES["scene_labels"]["classes"]  # of categories of scene labels, where it differs
 
 
@@ -33,6 +35,7 @@ class SceneLabels:
     present: frozenset[str]  # categories that are visible
     unsure: frozenset[str]  # categories that may be visible
     asked: frozenset[str]  # all categories that the annotators checked; those in neither of the two are absent
+    counts: dict[str, int] | None = None  # of present categories; None: nothing was counted
 
 
 def read_scene_labels(path: Path, problems: Problems) -> Iterator[tuple[str, SceneLabels]]:
@@ -49,7 +52,10 @@ def read_scene_labels(path: Path, problems: Problems) -> Iterator[tuple[str, Sce
             present, unsure = frozenset(entry["present"]), frozenset(entry["unsure"])
             if unknown := sorted((present | unsure) - asked):
                 raise ValueError(f"unknown categories {unknown}; expected some of {', '.join(sorted(asked))}")
-            yield plain_name(str(entry["image"])), SceneLabels(values, present, unsure, asked)
+            counts = entry.get("counts")
+            if counts is not None and not all(type(count) is int and count > 0 for count in counts.values()):
+                raise ValueError(f"counts must be positive whole numbers, got {counts}")
+            yield plain_name(str(entry["image"])), SceneLabels(values, present, unsure, asked, counts)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             problems.add("bad scene label", where, f"{type(error).__name__}: {error}")
 
@@ -77,4 +83,17 @@ def with_scene_labels(scene: Scene, labels: SceneLabels) -> Scene:
     seen = {name for one in seen for name in classes_of(one)}
     exhaustive = scene.exhaustive - (seen - boxed)
     presence = {name: is_present for name, is_present in presence.items() if name not in exhaustive | boxed}
-    return replace(scene, exhaustive=exhaustive, scene_attributes=attributes, presence=presence)
+    return replace(
+        scene, exhaustive=exhaustive, scene_attributes=attributes, presence=presence, counts=_counts_of(labels)
+    )
+
+
+def _counts_of(labels: SceneLabels) -> dict[str, int]:
+    """The number of objects of each class that was counted or is absent, and of all vehicles if each was counted."""
+    if labels.counts is None:
+        return {}
+    counts = labels.counts | dict.fromkeys(COUNTED - labels.present - labels.unsure, 0)
+    vehicles = VEHICLES & (labels.present | labels.unsure)
+    if vehicles <= labels.counts.keys():
+        counts["vehicle"] = sum(labels.counts[name] for name in vehicles)
+    return dict(sorted(counts.items()))
