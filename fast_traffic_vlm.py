@@ -375,7 +375,9 @@ class Graphs:
     def encode(self, pixel_values: torch.Tensor) -> EncodedImages | None:
         """Encoded images of checked pixels [I,3,H,W]."""
         found = self.run(encode_images, pixel_values.to(self.model.dtype))
-        return None if found is None else EncodedImages(tuple(zip(*found[:2])), centers=found[2] if found[2:] else None)
+        return (
+            None if found is None else EncodedImages(tuple(zip(*found[:2])), centers=found[2] if found[2:] else None)
+        )
 
     def answer(
         self,

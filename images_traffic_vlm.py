@@ -64,11 +64,15 @@ class Region(NamedTuple):
             raise ValueError(f"region {text}: x, y, width and height are fractions, and x + width and y + height <= 1")
         return region
 
-    def crop(self, image: Image.Image) -> Image.Image:
-        """The part of an image that is in the region: at least one pixel."""
+    def box(self, image: Image.Image) -> tuple[int, int, int, int]:
+        """(left, top, right, bottom) of the region in pixels of an image: at least one pixel."""
         left, top = (min(int(start * size), size - 1) for start, size in zip(self[:2], image.size))
         right, bottom = (math.ceil((self[i] + self[i + 2]) * image.size[i]) for i in range(2))
-        return image.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
+        return left, top, max(right, left + 1), max(bottom, top + 1)
+
+    def crop(self, image: Image.Image) -> Image.Image:
+        """The part of an image that is in the region."""
+        return image.crop(self.box(image))
 
 
 def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:

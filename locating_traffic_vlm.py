@@ -71,7 +71,9 @@ class TrafficVLMCounts(nn.Module):
         third = columns[:, None] * 3 // heat.shape[3] == torch.arange(3, device=heat.device)  # [columns,3]
         thirds = heat.sum(2) @ third.to(heat.dtype)
         counts = torch.cat([thirds.sum(-1, keepdim=True), thirds], -1).log1p()  # [B,K,4]
-        x: torch.Tensor = self.classes.weight + self.fc2(nn.functional.gelu(self.fc1(counts.to(self.fc1.weight.dtype))))
+        x: torch.Tensor = self.classes.weight + self.fc2(
+            nn.functional.gelu(self.fc1(counts.to(self.fc1.weight.dtype)))
+        )
         return x
 
 
@@ -82,24 +84,24 @@ def peaks(logits: torch.Tensor) -> torch.Tensor:
     return heat * is_peak
 
 
-def find_centers(centers: torch.Tensor, index: int, threshold: float) -> list[tuple[float, list[float], list[float]]]:
-    """(score, box, point) of each object of one class in one image, best first; fractions of the image.
+def find_objects(centers: torch.Tensor, index: int, threshold: float) -> list[tuple[float, list[float], list[float]]]:
+    """(score, box, point) of each object of one class in one image, best first; fractions of its width and height.
 
     Args:
-        centers: [classes + 4,rows,columns] of `TrafficVLMCenterHead`.
+        centers: [K + 4,rows,columns] of a center head.
         index: of the class.
         threshold: objects below this score are left out.
     """
     heat, shape = peaks(centers[None, index : index + 1])[0, 0], centers[-4:].float().flatten(1)
     rows, columns = heat.shape
-    scores, cells = heat.flatten().topk(min(MOST, heat.numel()))
     found = []
-    for score, cell in zip(scores.tolist(), cells.tolist()):
-        if score < threshold:
+    for score, cell in zip(*(part.tolist() for part in heat.flatten().topk(min(MOST, heat.numel())))):
+        if score < max(threshold, FAINT):
             break
         log_width, log_height, right, down = shape[:, cell].tolist()
         x, y = (cell % columns + right) / columns, (cell // columns + down) / rows
         width, height = math.exp(log_width), math.exp(log_height)
-        box = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
-        found.append((score, [min(max(side, 0.0), 1.0) for side in box], [min(max(v, 0.0), 1.0) for v in (x, y)]))
+        sides = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+        box, point = ([min(max(value, 0.0), 1.0) for value in some] for some in (sides, (x, y)))
+        found.append((score, box, point))
     return found

@@ -31,7 +31,8 @@ from transformers import Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_traffic_vlm import check_image_size
-from .images_traffic_vlm import BYTES, Region, read_file
+from .images_traffic_vlm import BYTES, Region, read_file, to_rgb
+from .locating_traffic_vlm import find_objects
 from .question_traffic_vlm import Question
 
 
@@ -39,6 +40,7 @@ __all__ = ["Question", "TrafficVLMPipeline"]
 
 TASK = "visual-question-answering"
 THREADS = 4  # default number of threads that prepare images
+WHOLE = Region(0, 0, 1, 1)
 MAX_QUESTIONS = 4096  # questions that are kept once read
 
 
@@ -222,6 +224,54 @@ class TrafficVLMPipeline(Pipeline):
         pixels = self.processor.pixels(image, region, image_size)
         with self.fast:
             return self.model.encode_images(pixels.to(self.device))
+
+    def locate(
+        self,
+        image: Any,
+        labels: str | Sequence[str] | None = None,
+        region: Any = None,
+        image_size: Any = None,
+        size: tuple[int, int] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Objects in one image, best first: [{"label", "score", "box": [x0, y0, x1, y1], "point": [x, y]}].
+
+        The point is the center of the object. Positions are pixels of the image, also with a `region`.
+
+        Args:
+            image: as in a call, or an encoded image.
+            labels: a class such as "bus", or a list; by default all that the model locates.
+            region, image_size: as of `encode`.
+            size: (width, height) of an encoded image, in whose pixels to locate; by default the size it is encoded at.
+
+        Raises:
+            ValueError, TypeError: a class that is not located; an image that cannot be read.
+        """
+        known = getattr(self.model.config.vision_config, "located", {})
+        names = [*known] if labels is None else [labels] if isinstance(labels, str) else [*labels]
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(f"locate knows: {', '.join(known) or 'nothing (no center head)'}; got {unknown[0]!r:.80}")
+        left, top = 0, 0
+        if not hasattr(image, "key_values"):
+            picture, own = to_rgb(image), self._preprocess_params.get("region")
+            part = Region.of(region) if region is not None else own or WHOLE
+            left, top, right, bottom = part.box(picture)
+            size = right - left, bottom - top
+            image = self.encode(picture, part, image_size)
+        width, height = size or image.image_size[::-1]
+        centers = image.centers[0].cpu()
+        objects = [
+            {
+                "label": name,
+                "score": round(score, 4),
+                "box": [round(left + x0 * width, 1), round(top + y0 * height, 1)]
+                + [round(left + x1 * width, 1), round(top + y1 * height, 1)],
+                "point": [round(left + x * width, 1), round(top + y * height, 1)],
+            }
+            for index, (name, threshold) in enumerate(known.items())
+            if name in names
+            for score, (x0, y0, x1, y1), (x, y) in find_objects(centers, index, threshold)
+        ]
+        return sorted(objects, key=lambda found: -found["score"])
 
     def read_question(self, text: str, answer_untaught: bool | None = None) -> Question:
         """The question, checked and tokenized. Its refusal is a problem, unless `answer_untaught`.
