@@ -336,7 +336,9 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         _check_positive_integers(self, "neck_width", "num_attention_heads", "patch_size")
         if self.pool_above is not None:
             _check_positive_integers(self, "pool_above")
-        _check(self, self.conv_widths or not self.located, "located needs convolutions", "located", "conv_widths")
+        _check(
+            self, bool(self.conv_widths) or not self.located, "located needs convolutions", "located", "conv_widths"
+        )
         is_divisible = self.neck == "depthwise" or self.neck_width % self.num_attention_heads == 0
         message = "neck_width must be divisible by num_attention_heads"
         _check(self, is_divisible, message, "neck_width", "num_attention_heads")

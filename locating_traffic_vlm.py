@@ -56,7 +56,7 @@ class TrafficVLMCenterHead(nn.Module):
 class TrafficVLMCounts(nn.Module):
     """One token for each class: how many of it are in the image, and in its left, middle and right third.
 
-    Attention averages what it reads, so that the decoder cannot count patches. Here the scores of all peaks are summed.
+    Attention averages what it reads, so the decoder cannot count patches. Here the scores of all peaks are summed.
     """
 
     def __init__(self, classes: int, width: int):
@@ -66,7 +66,7 @@ class TrafficVLMCounts(nn.Module):
 
     def forward(self, centers: torch.Tensor) -> torch.Tensor:
         """Tokens [B,K,C] of the output [B,K + 4,rows,columns] of a center head."""
-        heat = peaks(centers[:, :-4])
+        heat = peaks(centers[:, :-4].detach())  # the center loss alone teaches the heat
         columns = torch.arange(heat.shape[3], device=heat.device)
         third = columns[:, None] * 3 // heat.shape[3] == torch.arange(3, device=heat.device)  # [columns,3]
         thirds = heat.sum(2) @ third.to(heat.dtype)
@@ -78,7 +78,7 @@ class TrafficVLMCounts(nn.Module):
 
 
 def peaks(logits: torch.Tensor) -> torch.Tensor:
-    """Scores [B,K,rows,columns] of cells that are the highest of their 3 × 3 neighbors; others, and faint ones, are 0."""
+    """Scores [B,K,rows,columns] of cells that are the highest of their 3 × 3 neighbors; 0 elsewhere and if faint."""
     heat = logits.float().sigmoid()
     is_peak = (nn.functional.max_pool2d(heat, 3, 1, 1) == heat) & (heat > FAINT)
     return heat * is_peak

@@ -258,18 +258,16 @@ class TrafficVLMPipeline(Pipeline):
             size = right - left, bottom - top
             image = self.encode(picture, part, image_size)
         width, height = size or image.image_size[::-1]
+
+        def place(x: float, y: float) -> list[float]:
+            return [round(left + x * width, 1), round(top + y * height, 1)]
+
         centers = image.centers[0].cpu()
         objects = [
-            {
-                "label": name,
-                "score": round(score, 4),
-                "box": [round(left + x0 * width, 1), round(top + y0 * height, 1)]
-                + [round(left + x1 * width, 1), round(top + y1 * height, 1)],
-                "point": [round(left + x * width, 1), round(top + y * height, 1)],
-            }
+            {"label": name, "score": round(score, 4), "box": place(*box[:2]) + place(*box[2:]), "point": place(*point)}
             for index, (name, threshold) in enumerate(known.items())
             if name in names
-            for score, (x0, y0, x1, y1), (x, y) in find_objects(centers, index, threshold)
+            for score, box, point in find_objects(centers, index, threshold)
         ]
         return sorted(objects, key=lambda found: -found["score"])
 

@@ -258,7 +258,7 @@ class TrafficVLMPatchPooling(nn.Module):
 
 @dataclass
 class TrafficVLMVisionOutput(BaseModelOutput):
-    """Image tokens, and `centers` [B,K + 4,H/8,W/8] of the center head (`locating_traffic_vlm.py`), if there is one."""
+    """Image tokens, and the output `centers` [B,K + 4,H/8,W/8] of the center head, if there is one."""
 
     centers: torch.Tensor | None = None
 

@@ -81,8 +81,8 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
     else:
         from .auxiliary.tower import TowerTrainer
 
-        sizes = options.eval_sizes or [vision.image_size]
-        trainer = TowerTrainer(*parts, average_decay=options.average_decay, eval_sizes=sizes)
+        eval_sizes = options.eval_sizes or [vision.image_size]
+        trainer = TowerTrainer(*parts, average_decay=options.average_decay, eval_sizes=eval_sizes)
 
     checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
     if checkpoint and arguments.should_log:
