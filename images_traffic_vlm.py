@@ -64,15 +64,15 @@ class Region(NamedTuple):
             raise ValueError(f"region {text}: x, y, width and height are fractions, and x + width and y + height <= 1")
         return region
 
-    def box(self, image: Image.Image) -> tuple[int, int, int, int]:
-        """(left, top, right, bottom) of the region in pixels of an image: at least one pixel."""
-        left, top = (min(int(start * size), size - 1) for start, size in zip(self[:2], image.size))
-        right, bottom = (math.ceil((self[i] + self[i + 2]) * image.size[i]) for i in range(2))
+    def box(self, size: tuple[int, int]) -> tuple[int, int, int, int]:
+        """(left, top, right, bottom) of the region of an image of (width, height) pixels: at least one pixel."""
+        left, top = (min(int(start * side), side - 1) for start, side in zip(self[:2], size))
+        right, bottom = (math.ceil((self[i] + self[i + 2]) * size[i]) for i in range(2))
         return left, top, max(right, left + 1), max(bottom, top + 1)
 
     def crop(self, image: Image.Image) -> Image.Image:
         """The part of an image that is in the region."""
-        return image.crop(self.box(image))
+        return image.crop(self.box(image.size))
 
 
 def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:

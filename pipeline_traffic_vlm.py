@@ -90,6 +90,7 @@ class TrafficVLMPipeline(Pipeline):
         super().__init__(*args, **kwargs)
         self.fast = self.model.fast_context()  # passes are fast while this pipeline asks; the model stays unchanged
         self.text_config = self.model.config.get_text_config()
+        self.located: dict[str, float] = getattr(self.model.config.vision_config, "located", {})
         self._questions: dict[tuple[str, bool], Question] = {}
         self._known: Any = None  # what the questions were read with
 
@@ -228,7 +229,7 @@ class TrafficVLMPipeline(Pipeline):
     def locate(
         self,
         image: Any,
-        labels: str | Sequence[str] | None = None,
+        labels: str | Sequence[str] = "all",
         region: Any = None,
         image_size: Any = None,
         size: tuple[int, int] | None = None,
@@ -239,37 +240,45 @@ class TrafficVLMPipeline(Pipeline):
 
         Args:
             image: as in a call, or an encoded image.
-            labels: a class such as "bus", or a list; by default all that the model locates.
-            region, image_size: as of `encode`.
-            size: (width, height) of an encoded image, in whose pixels to locate; by default the size it is encoded at.
+            labels: as of `read_labels`.
+            region, image_size: as of `encode`; an encoded image has the region that it was encoded with.
+            size: (width, height) in pixels of the image that was encoded; by default the size it is encoded at.
 
         Raises:
             ValueError, TypeError: a class that is not located; an image that cannot be read.
         """
-        known = getattr(self.model.config.vision_config, "located", {})
-        names = [*known] if labels is None else [labels] if isinstance(labels, str) else [*labels]
-        if unknown := [name for name in names if name not in known]:
-            raise ValueError(f"locate knows: {', '.join(known) or 'nothing (no center head)'}; got {unknown[0]!r:.80}")
-        left, top = 0, 0
+        names = self.read_labels(labels)
+        part = (self._preprocess_params.get("region") or WHOLE) if region is None else Region.of(region)
         if not hasattr(image, "key_values"):
-            picture, own = to_rgb(image), self._preprocess_params.get("region")
-            part = Region.of(region) if region is not None else own or WHOLE
-            left, top, right, bottom = part.box(picture)
-            size = right - left, bottom - top
-            image = self.encode(picture, part, image_size)
-        width, height = size or image.image_size[::-1]
-
-        def place(x: float, y: float) -> list[float]:
-            return [round(left + x * width, 1), round(top + y * height, 1)]
-
+            picture = to_rgb(image)
+            image, size = self.encode(picture, part, image_size), picture.size
+        left, top, right, bottom = part.box(size) if size else (0, 0, *image.image_size[::-1])
         centers = image.centers[0].cpu()
+
+        def in_pixels(fractions: list[float]) -> list[float]:  # x, y, or x, y, x, y
+            starts, sides = (left, top) * 2, (right - left, bottom - top) * 2
+            return [round(start + share * side, 1) for share, start, side in zip(fractions, starts, sides)]
+
         objects = [
-            {"label": name, "score": round(score, 4), "box": place(*box[:2]) + place(*box[2:]), "point": place(*point)}
-            for index, (name, threshold) in enumerate(known.items())
+            {"label": name, "score": round(score, 4), "box": in_pixels(box), "point": in_pixels(point)}
+            for index, (name, threshold) in enumerate(self.located.items())
             if name in names
             for score, box, point in find_objects(centers, index, threshold)
         ]
         return sorted(objects, key=lambda found: -found["score"])
+
+    def read_labels(self, labels: str | Sequence[str] = "all") -> list[str]:
+        """Classes to locate: those of a label such as "bus" or of a list; "all" are all that the model locates.
+
+        Raises:
+            ValueError: a class that the model does not locate, or it locates nothing.
+        """
+        names = [labels] if isinstance(labels, str) else [*labels]
+        unknown = [name for name in names if name not in ("all", *self.located)]
+        if unknown or not self.located:
+            known = ", ".join(self.located) or "nothing, as this model has no center head"
+            raise ValueError(f"locate knows: {known}" + (f"; got {unknown[0]!r:.80}" if unknown else ""))
+        return [*self.located] if "all" in names else names
 
     def read_question(self, text: str, answer_untaught: bool | None = None) -> Question:
         """The question, checked and tokenized. Its refusal is a problem, unless `answer_untaught`.
