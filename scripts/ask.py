@@ -4,6 +4,7 @@
     python scripts/ask.py frames/ "Is there a bus?" --json                # all images of a folder, a line each
     python scripts/ask.py a.jpg b.jpg --ask "Is it raining?" --overlay out.png    # attention maps of each image
     python scripts/ask.py a.jpg "Is the traffic light red?" --region 0.25,0,0.5,0.5    # far objects: a part, larger
+    python scripts/ask.py a.jpg --locate bus "traffic light"             # scores and boxes of objects, or of all
     python scripts/ask.py --list                                         # what can I ask?
 
 An image is a file or a folder. Words that exist as a file or folder, or end like an image file, are images, and all
@@ -12,6 +13,7 @@ For several images, --overlay out.png writes out_1_a.png, out_2_b.png and so on.
 
 The number after an answer is its probability. --json prints what the pipeline returns (see README.md). What the model
 does not know or was not taught has no answer but a problem; --answer_untaught true gives its guess.
+A box is left, top, right and bottom in pixels.
 The exit status is 1 if an image or a question had a problem, and 2 if nothing was asked.
 """
 
@@ -34,14 +36,22 @@ from traffic_vlm.serving.overlay import name_overlays, save_overlay
 
 @dataclass
 class AskOptions(ModelOptions):
-    overlay: Path | None = option(None, "PNG to write: attention maps, a file for each image")
+    overlay: Path | None = option(None, "PNG to write: attention maps and boxes, a file for each image")
+    locate: list[str] = option([], "classes of objects to locate, or all")
 
 
-def answer_table(items: Sequence[Mapping[str, Any]]) -> str:
+def answer_table(items: Sequence[Mapping[str, Any]]) -> list[str]:
     """Lines of questions and answers with their notes."""
-    width = max(len(item["question"]) for item in items)
+    width = max((len(item["question"]) for item in items), default=0)
     notes = ("".join(f"   ({note})" for note in answer_notes(item)) for item in items)
-    return "\n".join(f"  {item['question']:<{width}}  {answer_text(item)}{note}" for item, note in zip(items, notes))
+    return [f"  {item['question']:<{width}}  {answer_text(item)}{note}" for item, note in zip(items, notes)]
+
+
+def object_table(objects: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines of objects: label, score and box."""
+    width = max((len(found["label"]) for found in objects), default=0)
+    boxes = (",".join(f"{side:.0f}" for side in found["box"]) for found in objects)
+    return [f"  {found['label']:<{width}}  {found['score']:.2f}  box {box}" for found, box in zip(objects, boxes)]
 
 
 def ask(options: AskOptions, images: Sequence[str], questions: list[str], as_json: bool) -> int:
@@ -52,21 +62,26 @@ def ask(options: AskOptions, images: Sequence[str], questions: list[str], as_jso
         print(note, file=sys.stderr)
     overlays = name_overlays(options.overlay, paths) if options.overlay else [None] * len(paths)
     pipe, region, failed = options.load(), options.part_of_image, 0
+    labels = pipe.read_labels(options.locate) if options.locate else []
     for path, overlay in zip(paths, overlays):
         try:
             image = open_image(path)
             encoded = pipe.encode(image)
-            items = pipe(encoded, questions)
+            items = pipe(encoded, questions) if questions else []
+            objects = pipe.locate(encoded, labels, size=image.size) if labels else []
         except (ValueError, OSError, FloatingPointError) as error:
             print(error, file=sys.stderr)
             failed += 1
             continue
-        text = json.dumps({"image": str(path), "answers": items}) if as_json else f"{path}\n{answer_table(items)}"
-        print(text, flush=True)
+        if as_json:
+            line = {"image": str(path), "answers": items} | ({"objects": objects} if labels else {})
+            print(json.dumps(line), flush=True)
+        else:
+            print(path, *answer_table(items), *object_table(objects), sep="\n", flush=True)
         answered = [item for item in items if item["answer"] is not None]
         failed += len(answered) < len(items)
-        if overlay and answered:
-            save_overlay(pipe, region.crop(image) if region else image, encoded, answered, overlay)
+        if overlay and (answered or labels):
+            save_overlay(overlay, pipe, region.crop(image) if region else image, encoded, answered, labels)
     return failed
 
 
@@ -90,7 +105,7 @@ def main() -> int:
     questions = [word for word in asked.words if word not in images] + asked.ask
     if not images:
         parser.error("there is no image: neither a file nor a folder has such a name")
-    if not questions:
+    if not questions and not options.locate:
         parser.error("there is no question: write it in quotes after the images, or after --ask")
     return int(ask(options, images, questions, asked.json) > 0)
 

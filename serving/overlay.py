@@ -1,7 +1,7 @@
-"""Attention maps of words, drawn over the image: orange where a word of a question attends.
+"""Pictures of what the model sees: attention maps of words over the image, and boxes of located objects.
 
-The page shows one word at a time, `ask --overlay` the word that each question is about. The surer the model is that
-there is nothing to see, the fainter is the map.
+A map is orange where a word of a question attends. The page shows one word at a time, `ask --overlay` the word that
+each question is about. The surer the model is that there is nothing to see, the fainter is the map.
 """
 
 import textwrap
@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from ..common.answers import answer_text, map_strength, words_to_map
 from ..common.files import atomic_write
 from ..data.scene import CLASSES, class_words
-from ..pipeline_traffic_vlm import TrafficVLMPipeline
+from ..pipeline_traffic_vlm import WHOLE, TrafficVLMPipeline
 
 
 HEAT = (255, 120, 0)
@@ -48,10 +48,38 @@ def heat_over(image: Image.Image, weights: torch.Tensor, strength: float = 1.0) 
     return Image.composite(Image.new("RGB", image.size, HEAT), image, mask)
 
 
+def draw_objects(
+    pipe: TrafficVLMPipeline, picture: Image.Image, encoded: Any, labels: str | Sequence[str]
+) -> tuple[Image.Image, int]:
+    """(copy of the encoded picture with the boxes of objects, their number)."""
+    picture, font = picture.copy(), ImageFont.load_default(12)
+    draw = ImageDraw.Draw(picture)
+    objects = pipe.locate(encoded, labels, region=WHOLE, size=picture.size)
+    for found in objects:
+        x0, y0, x1, y1 = map(round, found["box"])
+        # A dark and a light line: one of them is seen on any background.
+        draw.rectangle((x0 - 1, y0 - 1, x1 + 1, y1 + 1), outline="black", width=3)
+        draw.rectangle((x0, y0, x1, y1), outline="yellow")
+    for found in reversed(objects):  # above all boxes, and the best above the others
+        text = f"{found['label']} {found['score']:.2f}"
+        _, _, right, bottom = draw.textbbox((0, 0), text, font, stroke_width=2)
+        x, y = max(0, min(found["box"][0], picture.width - right)), max(0, found["box"][1] - bottom)
+        draw.text((x, y), text, "yellow", font, stroke_width=2, stroke_fill="black")
+    return picture, len(objects)
+
+
 def draw_overlay(
-    pipe: TrafficVLMPipeline, picture: Image.Image, encoded: Any, items: Sequence[Mapping[str, Any]], width: int = 336
+    pipe: TrafficVLMPipeline,
+    picture: Image.Image,
+    encoded: Any,
+    items: Sequence[Mapping[str, Any]],
+    labels: Sequence[str] = (),
 ) -> Image.Image:
-    """A sheet of copies of the image, one for each answer, under the map of the word that the question is about."""
+    """A sheet of copies of the image: one for each answer, under the map of the word that the question is about.
+
+    With labels to locate, one more has the boxes of their objects; without answers it is larger.
+    """
+    width = 336 if items else 896
     picture = picture.resize((width, max(1, round(width * picture.height / picture.width))))
     font = ImageFont.load_default(14)
     tiles = []
@@ -62,8 +90,11 @@ def draw_overlay(
         texts = (question, f"{answer_text(item)}   (attention of “{word}”)")
         lines = [line for text in texts for line in textwrap.wrap(text, width // LETTER_WIDTH)]
         tiles.append((heat_over(picture, weights, map_strength(item, pipe.read_question(question).is_negated)), lines))
-    columns = 2 if len(items) == 4 else min(3, len(items))
-    rows = -(-len(items) // columns)
+    if labels:
+        boxes, count = draw_objects(pipe, picture, encoded, labels)
+        tiles.append((boxes, [f"objects: {count}"]))
+    columns = 2 if len(tiles) == 4 else min(3, len(tiles))
+    rows = -(-len(tiles) // columns)
     caption_height = LINE_HEIGHT * max(len(lines) for _, lines in tiles)
     tile_width, tile_height = width + 8, picture.height + caption_height + 8
     sheet = Image.new("RGB", (tile_width * columns, tile_height * rows), "white")
@@ -76,12 +107,10 @@ def draw_overlay(
     return sheet
 
 
-def save_overlay(
-    pipe: TrafficVLMPipeline, picture: Image.Image, encoded: Any, items: Sequence[Mapping[str, Any]], path: Path
-) -> None:
-    """Write the sheet of `draw_overlay` to a PNG file."""
+def save_overlay(path: Path, *shown: Any) -> None:
+    """Write the sheet of `draw_overlay`, which has the other arguments, to a PNG file."""
     with atomic_write(path) as temporary:
-        draw_overlay(pipe, picture, encoded, items).save(temporary, "PNG")
+        draw_overlay(*shown).save(temporary, "PNG")
 
 
 def name_overlays(output: Path, images: Sequence[Path]) -> list[Path]:
