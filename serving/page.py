@@ -3,6 +3,7 @@
     image ── encoded once, when it is chosen, and kept for the session ─┐
     questions, one per line ────────────────────────────────────────────┴→ table
     a word of a question ── its attention ──→ drawn over the image
+    classes of objects ── their boxes ──→ drawn on the image, with a center head
 
 All answers come from the pipeline. A problem of a question is shown in its row and does not stop the others; a problem
 of the image, or of all questions together, is shown as a notice.
@@ -25,7 +26,7 @@ from ..images_traffic_vlm import Region
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_traffic_vlm import NONE
 from .options import MAX_QUESTIONS
-from .overlay import asked_word, attention_of_question, heat_over, mapped_words
+from .overlay import asked_word, attention_of_question, draw_objects, heat_over, mapped_words
 
 
 KEPT_SECONDS = 3600  # uploads and encoded images are deleted after an hour
@@ -115,6 +116,12 @@ class Page:
         picture.thumbnail(SHOWN_SIZE)
         return EncodedPicture(encoded, picture)
 
+    def boxes(self, labels: Sequence[str], picture: EncodedPicture | None) -> Image.Image | None:
+        """The image with the boxes of objects of these classes; None without an image."""
+        if picture is None or not labels:
+            return picture and picture.shown
+        return draw_objects(self.pipe, picture.shown, picture.encoded, labels)[0]
+
     def words(self, items: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], str | None]:
         """The words of answered questions as choices (label, "column:question"), and the choice to show first.
 
@@ -155,7 +162,7 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
     page = Page(pipe, region)
     no_words = gr.Column(visible=False), gr.Dropdown(choices=[], value=None)
 
-    def choose(path: str | Path | None, image_size: int | None) -> tuple[Any, ...]:
+    def choose(path: str | Path | None, image_size: int | None, labels: Sequence[str]) -> tuple[Any, ...]:
         picture, status = None, ""
         if path:
             start = time.perf_counter()
@@ -167,10 +174,10 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
                 status = f"Image encoded in {1000 * (time.perf_counter() - start):.0f} ms."
             except ValueError as error:
                 gr.Warning(str(error), duration=None)
-        return picture and picture.shown, picture, status, "", *no_words
+        return page.boxes(labels, picture), picture, status, "", *no_words
 
-    def choose_upload(file: dict[str, Any] | None, image_size: int | None) -> tuple[Any, ...]:
-        return choose(file["path"] if file else None, image_size)
+    def choose_upload(file: dict[str, Any] | None, image_size: int | None, labels: Sequence[str]) -> tuple[Any, ...]:
+        return choose(file["path"] if file else None, image_size, labels)
 
     def ask(text: str, picture: EncodedPicture | None) -> tuple[Any, ...]:
         try:
@@ -204,6 +211,14 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
                     label="Size of the next image, as the model looks at it",
                     elem_id="size",
                 )
+                objects = gr.Dropdown(
+                    [*pipe.located],
+                    value=[],
+                    multiselect=True,
+                    label="Objects to show in the image",
+                    visible=bool(pipe.located),
+                    elem_id="objects",
+                )
                 questions = gr.Textbox(
                     QUESTIONS, lines=6, label="Questions, one per line (Shift+Enter asks)", elem_id="questions"
                 )
@@ -232,8 +247,10 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
         chosen = [image, encoded, *asked]
         # preprocess=False passes on any file: `open_image` says what is wrong with it, Gradio would not.
         uploads = [image.input, image.clear]
-        gr.on(uploads, choose_upload, [image, size], chosen, preprocess=False, cancels=[asking], **queue)
-        examples.click(lambda i, side: choose(EXAMPLES[i], side), [examples, size], chosen, cancels=[asking], **queue)
+        gr.on(uploads, choose_upload, [image, size, objects], chosen, preprocess=False, cancels=[asking], **queue)
+        given = [examples, size, objects]
+        examples.click(lambda i, *more: choose(EXAMPLES[i], *more), given, chosen, cancels=[asking], **queue)
+        objects.input(page.boxes, [objects, encoded], image, show_progress="hidden")
         suggestion.input(add_question, [suggestion, questions], [questions, suggestion], show_progress="hidden")
         word.change(page.overlay, [word, encoded], [overlay, caption], show_progress="hidden")
     return blocks
