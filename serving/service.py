@@ -9,6 +9,7 @@ the cause. Ray Serve itself refuses requests beyond `--max_waiting`, and those t
 import asyncio
 import hashlib
 import hmac
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -30,6 +31,7 @@ from .options import MAX_QUESTIONS, ModelOptions
 
 API_KEY = "TRAFFIC_VLM_API_KEY"  # environment variable
 QUESTION_NAMES = ("questions", "question", "questions[]")  # of a field; the first is documented
+LIST_NAMES = (*QUESTION_NAMES, "labels")  # of fields of a form that may be repeated
 
 
 @dataclass
@@ -53,17 +55,28 @@ def image_bytes(value: Any) -> Any:
     return decode_base64(value) if value.isascii() else value.encode("latin-1")
 
 
-class AnswerRequest(BaseModel):
-    """Questions about one image, which is a file in a form, or base64."""
+class ImageRequest(BaseModel):
+    """One image, which is a file in a form, or base64."""
 
     image: Annotated[
         bytes, BeforeValidator(image_bytes), WithJsonSchema({"type": "string", "contentEncoding": "base64"})
     ]
-    questions: Annotated[list[str], Field(min_length=1, max_length=MAX_QUESTIONS, examples=[["Is there a car?"]])]
-    answer_untaught: Annotated[bool | None, Field(description="guess at what was not taught")] = None
     image_size: Annotated[
         int | None, Field(description="side of the pixels that the model looks at, a multiple of 32", ge=32, le=640)
     ] = None
+
+
+class LocateRequest(ImageRequest):
+    """Classes of objects to locate in one image."""
+
+    labels: Annotated[str | list[str], Field(description="classes such as bus; all are all")] = "all"
+
+
+class AnswerRequest(ImageRequest):
+    """Questions about one image."""
+
+    questions: Annotated[list[str], Field(min_length=1, max_length=MAX_QUESTIONS, examples=[["Is there a car?"]])]
+    answer_untaught: Annotated[bool | None, Field(description="guess at what was not taught")] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -87,27 +100,44 @@ class Answer(BaseModel):
     problem: Annotated[str | None, Field(description="why there is no answer")] = None
 
 
-class AnswerResponse(BaseModel):
-    answers: list[Answer]
+class Object(BaseModel):
+    """An object, in pixels of the image: left, top, right and bottom of its box, x and y of its center."""
+
+    label: str
+    score: float
+    box: list[float]
+    point: list[float]
+
+
+class ImageResponse(BaseModel):
     warnings: Annotated[list[str], Field(description="about the image, if there are any")] = []
+
+
+class AnswerResponse(ImageResponse):
+    answers: list[Answer]
+
+
+class LocateResponse(ImageResponse):
+    objects: list[Object]
 
 
 class Problem(BaseModel):
     detail: str
 
 
-SCHEMA = AnswerRequest.model_json_schema()
-FORM = SCHEMA["properties"] | {"image": {"type": "string", "format": "binary"}}
-BODY: dict[str, Any] = {
-    "required": True,
-    "content": {
+def describe(request: type[ImageRequest]) -> dict[str, Any]:
+    """The description of the body of a request, for OpenAPI."""
+    schema = request.model_json_schema()
+    form = schema["properties"] | {"image": {"type": "string", "format": "binary"}}
+    each = {"style": "form", "explode": True}  # a field for each question or label
+    content = {
         "multipart/form-data": {
-            "schema": {"type": "object", "properties": FORM, "required": SCHEMA["required"]},
-            "encoding": {"questions": {"style": "form", "explode": True}},  # a field for each question
+            "schema": {"type": "object", "properties": form, "required": schema["required"]},
+            "encoding": {name: each for name in LIST_NAMES if name in form},
         },
-        "application/json": {"schema": SCHEMA},
-    },
-}
+        "application/json": {"schema": schema},
+    }
+    return {"requestBody": {"required": True, "content": content}}
 
 
 class Service:
@@ -117,19 +147,29 @@ class Service:
         self.settings, self.pipe = settings, settings.load()
         self.cache: LRUCache = LRUCache(settings.cached_images)
 
-    def answer(self, asked: AnswerRequest) -> AnswerResponse:
-        """Items of the pipeline, one for each question. Raises a ValueError if the image cannot be read."""
+    def encode(self, asked: ImageRequest) -> tuple[Any, tuple[int, int], list[str]]:
+        """(encoded image, size of the image in pixels, warnings). Raises a ValueError if it cannot be read."""
         key = hashlib.sha256(asked.image).digest(), asked.image_size
-        encoded, warnings = self.cache.get(key, (None, []))
-        if encoded is None:
+        if (found := self.cache.get(key)) is None:
             with image_warnings() as warnings:
                 picture = open_image(asked.image, max_pixels=self.settings.max_pixels)
-                encoded = self.pipe.encode(picture, image_size=asked.image_size)
+                found = self.pipe.encode(picture, image_size=asked.image_size), picture.size, warnings
             if self.cache.maxsize:
-                self.cache[key] = encoded, warnings
+                self.cache[key] = found
+        return found
+
+    def answer(self, asked: AnswerRequest) -> AnswerResponse:
+        """Items of the pipeline, one for each question. Raises a ValueError if the image cannot be read."""
+        encoded, _, warnings = self.encode(asked)
         untaught = self.settings.answer_untaught if asked.answer_untaught is None else asked.answer_untaught
         items = self.pipe(encoded, [text.strip() for text in asked.questions], answer_untaught=untaught)
         return AnswerResponse.model_validate({"answers": items} | ({"warnings": warnings} if warnings else {}))
+
+    def locate(self, asked: LocateRequest) -> LocateResponse:
+        """Objects in the image. Raises a ValueError if it cannot be read, or a class is not located."""
+        encoded, size, warnings = self.encode(asked)
+        objects = self.pipe.locate(encoded, asked.labels, size=size)
+        return LocateResponse.model_validate({"objects": objects} | ({"warnings": warnings} if warnings else {}))
 
 
 async def check_key(
@@ -165,18 +205,18 @@ async def read_body(request: Request) -> bytes | dict[str, Any]:
         expected = "the content type must be application/json or multipart/form-data"
         raise HTTPException(415, f"{expected}, got {content_type or 'none'}")
     async with limited.form(max_files=1, max_part_size=max_bytes) as form:
-        body: dict[str, Any] = dict(form) | {name: form.getlist(name) for name in QUESTION_NAMES if name in form}
+        body: dict[str, Any] = dict(form) | {name: form.getlist(name) for name in LIST_NAMES if name in form}
         if isinstance(file := body.get("image", body.get("")), UploadFile):  # some clients name no field
             body["image"] = await file.read()
         return body
 
 
-def answer_body(service: Service, body: bytes | dict[str, Any]) -> AnswerResponse:
-    """The response to a body. Runs in the thread with the model. Raises an `HTTPException` 422."""
+def respond(act: Callable[[Any], Any], kind: type[ImageRequest], body: bytes | dict[str, Any]) -> Any:
+    """The response of a method of `Service`. Runs in the thread with the model. Raises an `HTTPException` 422."""
     try:
         if isinstance(body, bytes):
-            return service.answer(AnswerRequest.model_validate_json(decode_text(body)))
-        return service.answer(AnswerRequest.model_validate(body))
+            return act(kind.model_validate_json(decode_text(body)))
+        return act(kind.model_validate(body))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
@@ -200,17 +240,28 @@ class RootPath:
 router = APIRouter()
 
 
-@router.post(
-    "/v1/answer",
-    response_model=AnswerResponse,
-    response_model_exclude_unset=True,
-    openapi_extra={"requestBody": BODY},
-    responses={status: {"model": Problem} for status in (400, 401, 413, 415, 422)},
-)
+async def run(request: Request, act: Callable[[Any], Any], kind: type[ImageRequest]) -> Any:
+    """The response to a request, from a method of `Service`."""
+    thread, body = request.app.state.model_thread, await read_body(request)
+    return await asyncio.get_running_loop().run_in_executor(thread, respond, act, kind, body)
+
+
+SHARED: dict[str, Any] = {
+    "response_model_exclude_unset": True,
+    "responses": {status: {"model": Problem} for status in (400, 401, 413, 415, 422)},
+}
+
+
+@router.post("/v1/answer", openapi_extra=describe(AnswerRequest), **SHARED)
 async def answer(request: Request) -> AnswerResponse:
     """Answer questions about an image: `score` is the probability of the answer, `p_yes` that of yes."""
-    state, body = request.app.state, await read_body(request)
-    return await asyncio.get_running_loop().run_in_executor(state.model_thread, answer_body, state.service, body)
+    return await run(request, request.app.state.service.answer, AnswerRequest)
+
+
+@router.post("/v1/locate", openapi_extra=describe(LocateRequest), **SHARED)
+async def locate(request: Request) -> LocateResponse:
+    """Locate objects in an image."""
+    return await run(request, request.app.state.service.locate, LocateRequest)
 
 
 def build_app(settings: Settings, api_key: str | None = None) -> FastAPI:
@@ -223,7 +274,7 @@ def build_app(settings: Settings, api_key: str | None = None) -> FastAPI:
     app = FastAPIOffline(
         title="Traffic VLM",
         version="1",
-        description="Answers questions about images of traffic scenes.",
+        description="Answers questions about images of traffic scenes, and locates objects in them.",
         redoc_url=None,
         swagger_ui_parameters={"validatorUrl": None},
     )
