@@ -74,7 +74,7 @@ def fit_score(found: pd.DataFrame) -> float | None:
 
 
 def locating_table(found: pd.DataFrame) -> pd.DataFrame:
-    """Recall of each class by size, and how well boxes fit; "score" is the one to report from, fitted to all images."""
+    """Recall of each class by size, and how well boxes fit; "score", from which to report, is fitted to all images."""
     table = {}
     for label, some in found.groupby("label"):
         fitted, tested = some[some["half"] == 0], some[some["half"] == 1]
