@@ -225,16 +225,6 @@ class GroundTruth:
             self.answers[key] = getattr(self, kind.rule)(kind, *key[1:])
         return self.answers[key]
 
-    def compared(self, key: Key) -> str | None:
-        """The true value that a yes/no question compares its own with: "left" for "Is the car on the right?".
-
-        None for questions that compare nothing.
-        """
-        question_type, category, form = (*key, "", "")[:3]
-        asked = {"is": "what", "are": "what_all", "over": "what"}.get(form)
-        found = self.find((question_type, category, asked)) if asked else None
-        return found.answer if found and found.answer != NONE else None
-
     def boxes(self, key: Key, found: AnswerWithBoxes) -> tuple[Box, ...]:
         """Boxes in pixels of the objects that make a yes; boxes of masks are cut to the third in the question."""
         if found.answer != "yes":

@@ -1,20 +1,13 @@
 """Auxiliary losses: values by hand, and gradients through the results that a forward pass records."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from tiny import tiny_model
-from traffic_vlm.training.auxiliary.losses import (
-    agreement_loss,
-    consistency_loss,
-    grounding_loss,
-    intermediate_loss,
-    recording,
-)
+from traffic_vlm.training.auxiliary.losses import agreement_loss, grounding_loss, recording
 
 
 def check(loss, given, expected):
@@ -33,25 +26,10 @@ def test_grounding_loss_is_the_negative_log_of_attention_on_the_object():
     check(grounding_loss, (maps, patches), -(math.log(0.75) + math.log(0.9)) / 2)
 
 
-def test_consistency_loss_is_the_symmetric_divergence():
-    """Of 0.75 and 0.5, in both directions; equal answers lose nothing."""
-    first, second = torch.tensor([0.75, 0.3]).logit(), torch.tensor([0.5, 0.3]).logit()
-    check(consistency_loss, (first, second), (0.25 * math.log(0.75 / 0.5) + 0.25 * math.log(0.5 / 0.25)) / 2)
-
-
 def test_agreement_loss_is_the_excess_of_probability():
     """0.9 implies 0.5, 0.3 implies 0.7, and 0.8 excludes 0.7."""
     first, second = torch.tensor([0.9, 0.3, 0.8]).logit(), torch.tensor([0.5, 0.7, 0.7]).logit()
     check(agreement_loss, (first, second, torch.tensor([False, False, True])), (0.4 + 0.0 + 0.5) / 3)
-
-
-def test_intermediate_loss_is_the_cross_entropy_of_the_models_own_head():
-    model, states, words = tiny_model(), torch.randn(3, 32), torch.tensor([7, 8, 9])
-    normed = states / (states.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    log_p = (normed @ model.lm_head.weight[1:].T).log_softmax(-1)  # without [PAD]
-    check(partial(intermediate_loss, model), (states, words), -log_p[range(3), words - 1].mean().item())
-    gradient = model.lm_head.weight.grad
-    assert not gradient[0].any() and gradient[1:].any(1).all()
 
 
 def test_recorded_results_equal_outputs_and_have_gradients_also_with_checkpointing(processor):
@@ -63,14 +41,13 @@ def test_recorded_results_equal_outputs_and_have_gradients_also_with_checkpointi
     def gradients(model):
         with recording(model) as recorded:
             outputs = model(**batch, use_cache=False)
-        maps, states = recorded.attention_maps(rows, columns), recorded.mid_layer_states
-        (maps.square().sum() + states.square().mean() + outputs.logits[..., 1:].square().mean()).backward()
-        return maps, states, [weight.grad for weight in model.parameters()]
+        maps, tokens = recorded.attention_maps(rows, columns), recorded.image_tokens
+        (maps.square().sum() + tokens.square().mean() + outputs.logits[..., 1:].square().mean()).backward()
+        return maps, tokens, [weight.grad for weight in model.parameters()]
 
     plain, checkpointed = tiny_model().train(), tiny_model().train()
     checkpointed.gradient_checkpointing_enable()
-    maps, states, _ = wanted = gradients(plain)
+    maps, tokens, _ = wanted = gradients(plain)
     torch.testing.assert_close(maps, plain.attention_maps(**batch)[rows, columns].flatten(1), rtol=1e-4, atol=1e-6)
-    outputs = plain(**batch, use_cache=False, output_hidden_states=True)
-    torch.testing.assert_close(states, outputs.hidden_states[1])  # of two layers
+    torch.testing.assert_close(tokens, plain.model.vision_tower(batch["pixel_values"]).last_hidden_state)
     torch.testing.assert_close(gradients(checkpointed), wanted)

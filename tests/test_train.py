@@ -234,7 +234,7 @@ def test_auxiliary_losses_are_divided_by_the_number_of_accumulated_passes(start,
     monkeypatch.setattr(processor.image_processor, "size", {"height": 64, "width": 64})
     rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(4))]
     targets = make_targets(LOSSES, processor, TrafficVLMVisionConfig(**TINY_TOWER), ["synthetic"])
-    batch = TrafficCollator(processor, 8, paraphrases=2, targets=targets)(rows)
+    batch = TrafficCollator(processor, 8, targets=targets)(rows)
     assert batch["pixel_values"].dtype == torch.uint8
     (row, column), (other, another) = ((batch["labels"] == 4) | (batch["labels"] == 5)).nonzero()[:2].tolist()
     ends = (row, column - 1, other, another - 1)  # as if each implied the other: in one direction there is a loss

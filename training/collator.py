@@ -9,7 +9,7 @@ counts match the image that the model sees. Changes of light keep the names of c
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Any
@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from ..data.augment import augment, change_light
-from ..data.grammar import paraphrases_of
 from ..data.questions import Balancer, Question, ask
 from ..data.scene import parse_scene, scene_of
 from ..data.truth import GroundTruth
@@ -44,10 +43,6 @@ class Prepared:
     source: str
     spans: list[Span] = field(default_factory=list)
 
-    def asked(self) -> Iterator[tuple[Question, Span]]:
-        """Questions with their places in the batch."""
-        return zip(self.questions, self.spans, strict=True)
-
 
 # Tensors of one auxiliary loss, of the images of a batch and the batch itself.
 Target = Callable[[Sequence[Prepared], Mapping[str, Any]], Mapping[str, torch.Tensor]]
@@ -69,7 +64,6 @@ class TrafficCollator:
         questions_per_image: maximum number of questions about each image. With 0, rows are those of `Drawing`, and a
             batch has images and targets alone, to train the tower without a decoder.
         seed: seed of all random choices, together with the seed of the worker.
-        paraphrases: maximum number of an image's questions that are paraphrases of another one.
         targets: of the auxiliary losses, by name; see `auxiliary/targets.py`.
         sizes: sides of the images in pixels, with weights; one is drawn for each batch. Empty: that of the processor.
         balancers: one for each source. It balances yes and no for each question type and class over all rows that a
@@ -84,7 +78,6 @@ class TrafficCollator:
     processor: Any
     questions_per_image: int = 16
     seed: int = 0
-    paraphrases: int = 0
     targets: Mapping[str, Target] = field(default_factory=dict)
     sizes: Mapping[int, float] = field(default_factory=dict)
     epoch: int = field(default=0, repr=False)
@@ -153,19 +146,6 @@ class TrafficCollator:
             self.rng = random.Random(f"{self.seed}/{self.epoch}/{0 if worker is None else worker.seed}")
         return self.rng
 
-    def ask(self, truth: GroundTruth, rng: random.Random) -> list[Question]:
-        """At most `questions_per_image` questions, balanced within the source; some are paraphrases of others."""
-        balancer = self.balancers[truth.scene.source]
-        asked = ask(truth, rng, self.questions_per_image - self.paraphrases, balancer)
-        repeated: list[Question] = []
-        for question in asked:
-            others = [text for text in paraphrases_of(question.question_id) if text != question.text]
-            if len(repeated) == self.paraphrases or not others or question.answer not in ("yes", "no"):
-                continue
-            if balancer.accepts(question.key, question.answer, rng):
-                repeated.append(replace(question, text=rng.choice(others)))
-        return asked + repeated
-
     def _prepare(self, row: dict[str, Any], rng: random.Random, is_balanced: bool = True) -> Prepared:
         """An augmented image with new questions, or with the row's own; not cropped if a crop has no question."""
         scene, whole, source = scene_of(row), np.asarray(to_rgb(row["image"])), str(row.get("source", ""))
@@ -176,7 +156,7 @@ class TrafficCollator:
         for crops in (is_balanced, False):
             image, seen = augment(whole, scene, np.random.default_rng(rng.getrandbits(64)), crops)
             truth = GroundTruth(seen)
-            questions = self.ask(truth, rng) if is_balanced else ask(truth, rng, self.questions_per_image)
+            questions = ask(truth, rng, self.questions_per_image, self.balancers[seen.source] if is_balanced else None)
             if questions:
                 break
         return Prepared(image, questions, truth, source)

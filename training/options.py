@@ -6,8 +6,7 @@ from ..common.options import option
 from ..data.scene import SYNTHETIC
 
 
-LOSSES = ("presence", "grounding", "intermediate", "consistency", "agreement")  # auxiliary
-QUESTIONS_PER_PARAPHRASE = 5  # 1 of 8 questions about an image is a paraphrase, 3 of 16, none of 4
+LOSSES = ("presence", "grounding", "agreement")  # auxiliary
 
 
 @dataclass
@@ -55,12 +54,6 @@ class TrainOptions:
     # The auxiliary losses
     presence_weight: float = option(1.0, "weight of the presence loss: categories by region and patch")
     grounding_weight: float = option(0.5, "weight of the grounding loss: attention of question words to their objects")
-    intermediate_weight: float = option(
-        0.5, "weight of the intermediate loss: the true value, predicted from mid-layer states"
-    )
-    consistency_weight: float = option(
-        1.0, "weight of the consistency loss: equal answers to paraphrases, one in five questions; 0 asks none"
-    )
     agreement_weight: float = option(0.5, "weight of the agreement loss: no answers that contradict each other")
 
     # The tower alone, with --questions_per_image 0
@@ -92,8 +85,3 @@ class TrainOptions:
             return {"presence": 1.0}
         weights = {name: getattr(self, f"{name}_weight") for name in LOSSES}
         return {name: weight for name, weight in weights.items() if weight}
-
-    @property
-    def paraphrases(self) -> int:
-        """The number of an image's questions that are paraphrases, which the consistency loss needs."""
-        return self.questions_per_image // QUESTIONS_PER_PARAPHRASE if self.consistency_weight else 0

@@ -67,9 +67,7 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
 
         targets = make_targets(loss_weights, processor, vision, sources)
     sizes = dict(zip(options.sizes, options.size_weights or [1.0] * len(options.sizes), strict=True))
-    collator = TrafficCollator(
-        processor, asks, arguments.seed, paraphrases=options.paraphrases, targets=targets, sizes=sizes
-    )
+    collator = TrafficCollator(processor, asks, arguments.seed, targets=targets, sizes=sizes)
     push, arguments.push_to_hub = arguments.push_to_hub, False  # the finished folder is pushed, not each checkpoint
     arguments.eval_on_start = evaluates and asks > 0  # a baseline for later evaluations
     arguments.load_best_model_at_end &= not options.average_decay

@@ -1,6 +1,6 @@
 """The library's Trainer with a stop at NaN and averaged weights; for questions, with auxiliary losses and our metrics.
 
-batch of `TrafficCollator` → answer loss + presence, grounding, intermediate, consistency and agreement losses
+batch of `TrafficCollator` → answer loss + presence, grounding and agreement losses
 evaluation → `quick_metrics`, the same metrics as in `scripts/evaluate.py`
 
 `auxiliary/tower.py` has the Trainer of a tower alone.

@@ -36,8 +36,6 @@ def make_targets(
     made: dict[str, Target] = {
         "presence": partial(presence, grid_of=grid_of, sources=sources),
         "grounding": partial(grounding, grid_of=grid_of, processor=processor),
-        "intermediate": partial(intermediate, tokenizer=processor.tokenizer),
-        "consistency": consistency,
         "agreement": agreement,
     }
     return {name: made[name] for name in losses}
@@ -81,39 +79,6 @@ def grounding(images: Images, batch: Batch, grid_of: GridOf, processor: Any) -> 
                 patches.append(covered)
     found = torch.tensor(np.array(patches), dtype=torch.bool).reshape(len(words), grid[0] * grid[1])
     return {"words": _table(words, 2), "patches": found}
-
-
-def intermediate(images: Images, batch: Batch, tokenizer: Any) -> Tensors:
-    """Questions about a value ("Is the light red?").
-
-    Returns:
-        answers: [K,3], row and column of the last token of each question, id of the word for the true value ("green").
-    """
-    found = []
-    for item in images:
-        for question, (row, _, end) in item.asked():
-            word = item.truth.compared(question.key) if item.truth and question.answer in ("yes", "no") else None
-            token = None if word is None else tokenizer.convert_tokens_to_ids(word)
-            if token not in (None, tokenizer.unk_token_id):  # values of several words, such as "city street"
-                found.append((row, end, token))
-    return {"answers": _table(found, 3)}
-
-
-def consistency(images: Images, batch: Batch) -> Tensors:
-    """Paraphrases of a yes/no question.
-
-    Returns:
-        pairs: [K,4], row and column of the last tokens of both.
-    """
-    found = []
-    for item in images:
-        place_of: dict[str, tuple[int, int]] = {}  # of the last question with each question id
-        for question, (row, _, end) in item.asked():
-            if question.question_id and question.answer in ("yes", "no"):
-                if question.question_id in place_of:
-                    found.append((*place_of[question.question_id], row, end))
-                place_of[question.question_id] = row, end
-    return {"pairs": _table(found, 4)}
 
 
 def agreement(images: Images, batch: Batch) -> Tensors:
