@@ -40,11 +40,11 @@ def _match_image(pipe: TrafficVLMPipeline, row: Row) -> Iterator[tuple[Any, ...]
     if scene is None:
         return
     truth, half = GroundTruth(scene), sha256(f"{row['source']}/{row['image_id']}".encode()).digest()[0] % 2
-    located = pipe.model.config.vision_config.located
-    centers = pipe.encode(row["image"]).centers[0].cpu() if truth.exhaustive & located.keys() else None
-    for index, label in enumerate(located):
-        if label not in truth.exhaustive:
-            continue
+    known = [(index, label) for index, label in enumerate(pipe.located) if label in truth.exhaustive]
+    if not known:
+        return
+    centers = pipe.encode(row["image"]).centers[0].cpu()
+    for index, label in known:
         group = truth.groups.get(label, NO_GROUP)
         scale = (scene.width, scene.height) * 2
         clear, unclear = (

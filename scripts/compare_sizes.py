@@ -50,8 +50,9 @@ def largest_sides(rows: Any) -> dict[tuple[str, str, str], float]:
     """The shorter side of the largest object, as a fraction of the image, by source, image and class."""
     sides: dict[tuple[str, str, str], float] = {}
     for row in rows.select_columns(["scene", "source", "image_id"]):
-        scene = scene_of(row)
-        for item in scene.objects if scene else ():
+        if (scene := scene_of(row)) is None:
+            continue
+        for item in scene.objects:
             left, top, right, bottom = item.box
             key = row["source"], row["image_id"], item.category
             sides[key] = max(sides.get(key, 0), min((right - left) / scene.width, (bottom - top) / scene.height))

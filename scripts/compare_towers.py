@@ -21,7 +21,7 @@ from traffic_vlm.evaluation import markdown
 from traffic_vlm.evaluation.compare import compare_presence
 from traffic_vlm.scripts import command
 from traffic_vlm.training.auxiliary.tower import answer_presence, load_tower_model, write_tower
-from traffic_vlm.training.model import add_pooling
+from traffic_vlm.training.model import add_parts
 from traffic_vlm.training.rows import check_scenes, open_datasets
 
 
@@ -59,7 +59,7 @@ def mix(options: TowerOptions) -> list[Path]:
     check_scenes(options.eval_dataset, parts)
     rows, start, mixed = concatenate_datasets(parts), *map(load_tower_model, options.mix)
     if mixed.tower.config.pool_above is not None and start.tower.config.pool_above is None:
-        start.tower = add_pooling(start.tower, mixed.tower.config.pool_above)
+        start.tower = add_parts(start.tower, pool_above=mixed.tower.config.pool_above)
     before, after = start.state_dict(), {name: value.clone() for name, value in mixed.state_dict().items()}
     for weight in options.weights:
         changed = {name: before[name].lerp(one, weight) for name, one in after.items() if one.is_floating_point()}

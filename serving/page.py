@@ -118,8 +118,10 @@ class Page:
 
     def boxes(self, labels: Sequence[str], picture: EncodedPicture | None) -> Image.Image | None:
         """The image with the boxes of objects of these classes; None without an image."""
-        if picture is None or not labels:
-            return picture and picture.shown
+        if picture is None:
+            return None
+        if not labels:
+            return picture.shown
         return draw_objects(self.pipe, picture.shown, picture.encoded, labels)[0]
 
     def words(self, items: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], str | None]:

@@ -1,8 +1,10 @@
 """Training of the vision tower: targets, images, head, loss, evaluation, resumed runs and the script."""
 
 import json
+import math
 import re
 import shutil
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -24,6 +26,8 @@ from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.truth import GroundTruth
 from traffic_vlm.evaluation.metrics import auc, balanced_accuracy
+from traffic_vlm.locating_traffic_vlm import find_objects
+from traffic_vlm.training.auxiliary.centers import center_targets
 from traffic_vlm.training.auxiliary.grounding import object_patches
 from traffic_vlm.training.auxiliary.head import PATCH_WEIGHT, PresenceLoss, QueryHead, save_training_head
 from traffic_vlm.training.auxiliary.presence import (
@@ -34,11 +38,11 @@ from traffic_vlm.training.auxiliary.presence import (
     patch_targets,
     region_targets,
 )
-from traffic_vlm.training.auxiliary.targets import presence
+from traffic_vlm.training.auxiliary.targets import make_targets, presence
 from traffic_vlm.training.auxiliary.tower import TowerModel, answer_presence, load_tower_model
-from traffic_vlm.training.collator import TrafficCollator
+from traffic_vlm.training.collator import Prepared, TrafficCollator
 from traffic_vlm.training.drawing import BatchSizes, Drawing, draw_chances, mixed_weight
-from traffic_vlm.training.model import add_pooling
+from traffic_vlm.training.model import add_parts
 from traffic_vlm.training.rows import open_datasets
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
@@ -284,7 +288,7 @@ def test_the_loss_balances_yes_and_no_within_each_source_and_ignores_unknown():
 
 
 def loss_of(model, batch, mixed=None):
-    return model(batch["pixel_values"], **batch["targets"]["presence"], mixed=mixed)["loss"]
+    return model(batch["pixel_values"], **batch["targets"], mixed=mixed)["loss"]
 
 
 def tiny_tower():
@@ -294,7 +298,7 @@ def tiny_tower():
 
 def test_pooled_tokens_start_as_the_means_of_four_patches_and_small_images_keep_theirs():
     tower, _ = tiny_tower()
-    pooled, pixels = add_pooling(tower, 128).eval(), torch.randn(2, 3, 160, 128)
+    pooled, pixels = add_parts(tower, pool_above=128).eval(), torch.randn(2, 3, 160, 128)
     x = torch.randn(2, 80, 16)
     means = x.unflatten(1, (5, 2, 4, 2)).mean((2, 4)).flatten(1, 2)
     torch.testing.assert_close(pooled.pool(x, (10, 8)), means)
@@ -330,6 +334,43 @@ def test_answers_about_presence_are_a_table_of_evaluation(rows, monkeypatch):
     assert "person" not in set(answers["category"])  # unknown
 
 
+CENTERED = scene_of("car", (60, 90, 120, 150), (200, 30, 300, 90), labels=("car",), size=320)
+
+
+def test_center_targets_are_heat_around_each_object_and_its_size():
+    found = center_targets(CENTERED, ["car", "bus", "person"], 320, 320)
+    heat, shape = found["heat"], found["shape"]
+    assert heat.shape == (3, 40, 40) and np.argwhere(heat[0] == 1).tolist() == [[7, 31], [15, 11]]
+    assert np.argwhere(found["is_center"]).tolist() == [[7, 31], [15, 11]] and not heat[1:].any()
+    assert 0.02 < heat[0, 7, 32] < 1 and heat[0, 7, 35] == 0
+    assert shape[:, 7, 31] == pytest.approx([math.log(100 / 320), math.log(60 / 320), 0.25, 0.5])
+    assert found["weight"][0].all() and not found["weight"][1:].any()  # only cars are all labeled
+    hidden = center_targets(replace(CENTERED, exhaustive=frozenset()), ["car"], 320, 320)["weight"][0]
+    assert hidden[7, 31] == 1 and hidden[30, 10] == 0  # known near the center alone
+
+
+def test_a_center_head_learns_where_objects_are():
+    torch.manual_seed(0)
+    tower, head = tiny_tower()
+    model = TowerModel(add_parts(tower, located={"bus": 0.3, "car": 0.3}), head, 1, centers_weight=1.0).train()
+    pixels = torch.zeros(1, 3, 320, 320)
+    for item in CENTERED.objects:
+        left, top, right, bottom = map(int, item.box)
+        pixels[..., top:bottom, left:right] = 255
+    image = Prepared(pixels[0].numpy(), [], GroundTruth(CENTERED), "")
+    targets = make_targets(["presence", "centers"], None, model.tower.config, [""])
+    batch = {name: target([image], {"pixel_values": pixels}) for name, target in targets.items()}
+    optimizer = torch.optim.Adam(model.tower.center_head.parameters(), 0.01)
+    for _ in range(150):
+        loss = model(pixels, **batch)["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    centers = model.logits(pixels)[2][0].detach()
+    boxes = [[round(320 * side) for side in box] for _, box, _ in find_objects(centers, 1, 0.3)]
+    assert sorted(boxes) == [pytest.approx(item.box, abs=6) for item in CENTERED.objects]
+
+
 @pytest.fixture(scope="module")
 def new_tower(start, dataset, tmp_path_factory):
     """A function that trains a tiny tower on the dataset, without a decoder; and the folder that it starts from."""
@@ -352,7 +393,7 @@ def test_a_tower_alone_has_the_losses_of_a_short_loop(new_tower, rows, tmp_path)
     train(tmp_path, f"--max_steps 4 --save_steps 4 --seed 5 --learning_rate 0.01 {NO_EVAL}")
     losses, batches = [], batches_of(rows, 4, (256, 288), seed=5, pictures=4)
     tower, head = tiny_tower()
-    model = TowerModel(add_pooling(tower, 280), head, 2).train()
+    model = TowerModel(add_parts(tower, pool_above=280), head, 2).train()
     groups = [
         {"params": [one for one in model.parameters() if (one.ndim > 1) == decays], "weight_decay": 0.05 * decays}
         for decays in (True, False)
@@ -430,5 +471,5 @@ def test_the_shipped_tower_and_its_head_see_what_photographs_show():
     ):
         image = Image.open(ROOT / f"docs/{name}.jpg").convert("RGB").resize((256, 256))
         with torch.inference_mode():
-            regions, _ = model.logits(torch.tensor(np.asarray(image))[None].permute(0, 3, 1, 2))
+            regions, *_ = model.logits(torch.tensor(np.asarray(image))[None].permute(0, 3, 1, 2))
         assert (regions[0, INDEX[category], REGIONS.index(region)] > 0) == is_present, (name, category)

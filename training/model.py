@@ -16,6 +16,9 @@ from ..vision_traffic_vlm import TrafficVLMVisionModel
 from .options import TrainOptions
 
 
+NEW_SCORE = 0.3  # from which objects of a new center head are reported, until evaluate.py fits it
+
+
 def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any]:
     """The model to train, in float32, frozen as the options say, and its processor.
 
@@ -35,7 +38,8 @@ def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any
         copy_normalization(options.vision_tower, processor.image_processor)
     if options.freeze_vision:
         tower.requires_grad_(False)
-        for name in ("pool", "counts"):  # only the answers teach these
+        # What follows the maps and patches is still trained: by the answers, or without questions by centers.
+        for name in ("pool", "counts") if options.questions_per_image else ("center_head",):
             getattr(tower, name, nn.Identity()).requires_grad_(True)
     if options.freeze_blocks:
         tower.convolutions.stem.requires_grad_(False)
@@ -48,7 +52,7 @@ def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any
         if not options.questions_per_image:
             from .auxiliary.tower import TowerModel
 
-            return TowerModel(tower, head, num_sources), processor
+            return TowerModel(tower, head, num_sources, options.centers_weight), processor
         model.training_head = nn.ModuleDict({"head": head, "loss": PresenceLoss(num_sources)})
     return model, processor
 
@@ -78,9 +82,11 @@ def build_model(options: TrainOptions) -> Any:
                 f"--vision_tower {options.vision_tower} gives tokens of {width} numbers, the decoder reads {expected}"
             )
         model.config.vision_config, model.model.vision_tower = tower.config, tower
-    if options.pool_above is not None:
-        pooled = add_pooling(model.model.vision_tower, options.pool_above)
-        model.config.vision_config, model.model.vision_tower = pooled.config, pooled
+    added = {"pool_above": options.pool_above, "located": dict.fromkeys(options.locate, NEW_SCORE)}
+    if any(added.values()):
+        new = {name: value for name, value in added.items() if value}
+        model.model.vision_tower = add_parts(model.model.vision_tower, **new)
+        model.config.vision_config = model.model.vision_tower.config
     return model
 
 
@@ -104,13 +110,17 @@ def load_tower(name: str, fields: dict[str, Any] | None = None) -> Any:
     return tower_class.from_pretrained(name, config=config, dtype=torch.float32)
 
 
-def add_pooling(tower: Any, pool_above: int) -> Any:
-    """A tower with these weights that pools the patches of larger images; see `TrafficVLMVisionConfig.pool_above`."""
+def add_parts(tower: Any, **fields: Any) -> Any:
+    """A tower with these weights and new parts: `pool_above`, `located` of `TrafficVLMVisionConfig`."""
     config = copy.deepcopy(tower.config)
-    config.pool_above = pool_above
-    pooled = TrafficVLMVisionModel(config)
-    pooled.load_state_dict(tower.state_dict(), strict=False)  # all but the new layer
-    return pooled
+    for name, value in fields.items():
+        setattr(config, name, value)
+    config.check_fields()
+    larger = TrafficVLMVisionModel(config)
+    renewed = ("center_head.", "counts.") if "located" in fields else ()
+    kept = {name: value for name, value in tower.state_dict().items() if not name.startswith(renewed)}
+    larger.load_state_dict(kept, strict=False)  # all but the new parts
+    return larger
 
 
 def copy_normalization(vision_tower: str, image_processor: Any) -> None:

@@ -6,7 +6,7 @@ from ..common.options import option
 from ..data.scene import SYNTHETIC
 
 
-LOSSES = ("presence", "grounding", "agreement")  # auxiliary
+LOSSES = ("presence", "grounding", "agreement", "centers")  # auxiliary
 
 
 @dataclass
@@ -55,15 +55,17 @@ class TrainOptions:
     presence_weight: float = option(1.0, "weight of the presence loss: categories by region and patch")
     grounding_weight: float = option(0.5, "weight of the grounding loss: attention of question words to their objects")
     agreement_weight: float = option(0.5, "weight of the agreement loss: no answers that contradict each other")
+    centers_weight: float = option(0.1, "weight of the center loss: points and boxes, if the tower has a center head")
 
-    # The tower alone, with --questions_per_image 0
+    # The size of images, and the tower alone (--questions_per_image 0)
     sizes: list[int] = option(
-        [], "sides of the images in pixels, one drawn for each step; the last tenth, and the default: --image_size"
+        [], "sides of the images in pixels, one drawn for each step; the last tenth of a tower: --image_size"
     )
     size_weights: list[float] = option([], "weight of each of --sizes; default: equal weights")
     vary_aspect: bool = option(False, "vary the shape of the images from 0.75 to 1.8")
     eval_sizes: list[int] = option([], "sides of the images in evaluation; default: --image_size")
     pool_above: int | None = option(None, "larger images have one token for 2 × 2 patches; default: as the start")
+    locate: list[str] = option([], "classes to locate: the tower gets a new center head; default: as the start")
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -80,8 +82,8 @@ class TrainOptions:
             raise ValueError("the weights of --model_name_or_path have their own sizes: leave out --config")
 
     def loss_weights(self) -> dict[str, float]:
-        """Weights of the auxiliary losses that are not 0, by name. The tower alone has the presence loss."""
-        if not self.questions_per_image:
-            return {"presence": 1.0}
+        """Weights of the auxiliary losses that are not 0, by name; a tower alone has those of presence and centers."""
         weights = {name: getattr(self, f"{name}_weight") for name in LOSSES}
+        if not self.questions_per_image:
+            weights = {"presence": 1.0, "centers": self.centers_weight}
         return {name: weight for name, weight in weights.items() if weight}

@@ -50,6 +50,8 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
     torch.manual_seed(arguments.seed)
     model, processor = prepare_model(options, len(sources))
     vision, own = model.config.vision_config if asks else model.tower.config, []
+    if not getattr(vision, "located", None):
+        loss_weights.pop("centers", None)  # the tower has no center head
     if asks:
         processor.tokenizer = add_words(model, processor.tokenizer, options.add_words)
         own_questions(held, processor)

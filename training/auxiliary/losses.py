@@ -2,6 +2,7 @@
 
 presence: image tokens → query head (`head.py`) ↔ which categories are where
 grounding: cross-attention of question words [N,P] ↔ patches of their objects
+centers: center head of the tower ↔ where the objects are, and their boxes (`centers.py`)
 agreement: P(yes) of a question ≤ P(yes) of one that it implies; P(yes) of two that exclude each other ≤ 1 in sum
 """
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from ...scoring_traffic_vlm import reading_cross_attention
+from .centers import center_loss
 
 
 def grounding_loss(maps: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
@@ -41,13 +43,13 @@ class ForwardPass:
     """Intermediate results of a forward pass of a full model, with gradients. See `recording`.
 
     Attributes:
-        image_tokens: [I,P,C] of the vision tower.
+        seen: output of the vision tower.
         cross_attention: for each layer the module, its input states [B,L,C] and the image keys [B,K,P,D].
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.image_tokens: Any = None
+        self.seen: Any = None
         self.cross_attention: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
 
     def losses(
@@ -65,12 +67,15 @@ class ForwardPass:
     ) -> torch.Tensor:
         """Presence loss; the model must have a training head."""
         head, grid = self.model.training_head, patch.shape[2:]
-        tokens = self.image_tokens[:, -grid.numel() :]  # leaves out a class token, if there is one
+        tokens = self.seen.last_hidden_state[:, -grid.numel() :]  # leaves out tokens of counts, or a class token
         loss: torch.Tensor = head["loss"](head["head"](tokens, tuple(grid)), region, patch, source)
         return loss
 
     def grounding(self, logits: torch.Tensor, words: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
         return grounding_loss(self.attention_maps(*words.unbind(-1))[:, -patches.shape[-1] :], patches)
+
+    def centers(self, logits: torch.Tensor, **targets: torch.Tensor) -> torch.Tensor:
+        return center_loss(self.seen.centers, **targets)
 
     def attention_maps(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         """Attention [N,P] of the words at rows [N] and columns [N] to patches, the mean over heads and layers."""
@@ -92,10 +97,10 @@ def recording(model: Any) -> Iterator[ForwardPass]:
     """Record the forward pass of a full model inside the block."""
     found = ForwardPass(model)
 
-    def keep_tokens(module: nn.Module, args: Any, output: Any) -> None:
-        found.image_tokens = output.last_hidden_state
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        found.seen = output
 
-    handle = model.model.vision_tower.register_forward_hook(keep_tokens)
+    handle = model.model.vision_tower.register_forward_hook(keep)
     try:
         with reading_cross_attention(model.get_decoder()) as found.cross_attention:
             yield found

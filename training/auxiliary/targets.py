@@ -13,7 +13,9 @@ import torch
 
 from ...configuration_traffic_vlm import token_grid
 from ...data.agreement import exclusions, implications
+from ...data.scene import Scene
 from ..collator import Prepared, Target
+from .centers import center_targets
 from .grounding import find_word, object_patches, word_patches
 from .presence import CATEGORIES, REGIONS, patch_targets, region_targets
 
@@ -37,6 +39,7 @@ def make_targets(
         "presence": partial(presence, grid_of=grid_of, sources=sources),
         "grounding": partial(grounding, grid_of=grid_of, processor=processor),
         "agreement": agreement,
+        "centers": partial(centers, classes=[*getattr(vision_config, "located", ())]),
     }
     return {name: made[name] for name in losses}
 
@@ -57,6 +60,14 @@ def presence(images: Images, batch: Batch, grid_of: GridOf, sources: Sequence[st
     index_of = {source: index for index, source in enumerate(sources)}
     source = torch.tensor([index_of.get(item.source, 0) for item in images])
     return {"region": torch.from_numpy(region), "patch": torch.from_numpy(patch), "source": source}
+
+
+def centers(images: Images, batch: Batch, classes: Sequence[str]) -> Tensors:
+    """Where the objects of `classes` are; see `center_targets`. Nothing is known about images without a scene."""
+    height, width = batch["pixel_values"].shape[-2:]
+    scenes = [Scene(width, height) if item.truth is None else item.truth.scene for item in images]
+    found = [center_targets(scene, classes, height, width) for scene in scenes]
+    return {name: torch.from_numpy(np.stack([one[name] for one in found])) for name in found[0]}
 
 
 def grounding(images: Images, batch: Batch, grid_of: GridOf, processor: Any) -> Tensors:

@@ -1,11 +1,12 @@
 """The vision tower alone with its query head: the model that trains without a decoder, its Trainer and evaluation.
 
-    pixels → tower → tokens [B,P,C] → QueryHead → region and patch logits ↔ `PresenceLoss`
+    pixels → tower ─┬→ tokens [B,P,C] → QueryHead → region and patch logits ↔ `PresenceLoss`
+                    └→ centers of the center head, if there is one ↔ `center_loss`
 
 The statistics of batch normalization stay as they are: those of a batch would differ between sizes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ...vision_traffic_vlm import TrafficVLMBatchNorm2d
 from ..drawing import mixed_weight
 from ..model import load_tower
 from ..trainer import AveragingTrainer
+from .centers import center_loss
 from .head import PresenceLoss, QueryHead, load_training_head, save_training_head
 from .presence import CATEGORIES, REGIONS, region_targets
 
@@ -33,11 +35,17 @@ FIGURES = {"balanced accuracy": balanced_accuracy, "AUC": auc, "answers": len}
 
 
 class TowerModel(nn.Module):
-    """A vision tower with its query head and their loss, balanced within each of `num_sources` sources."""
+    """A vision tower with its query head and their losses.
 
-    def __init__(self, tower: Any, head: QueryHead, num_sources: int = 1):
+    Args:
+        num_sources: the presence loss is balanced within each source.
+        centers_weight: weight of the loss of the tower's center head.
+    """
+
+    def __init__(self, tower: Any, head: QueryHead, num_sources: int = 1, centers_weight: float = 0.0):
         super().__init__()
         self.tower, self.head, self.loss = tower, head, PresenceLoss(num_sources)
+        self.centers_weight = centers_weight
 
     def train(self, mode: bool = True) -> "TowerModel":
         """As in torch, but batch normalization always uses its stored statistics."""
@@ -47,35 +55,40 @@ class TowerModel(nn.Module):
                 module.eval()
         return self
 
-    def logits(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Region and patch logits of pixels [B,3,H,W] in 0..255."""
+    def logits(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Region and patch logits of pixels [B,3,H,W] in 0..255, and the output of the center head or None."""
         x = pixel_values.float().div(127.5).sub(1)  # as the processor normalizes
-        grid = self.tower.config.token_grid(*x.shape[2:])
-        logits: tuple[torch.Tensor, torch.Tensor] = self.head(self.tower(x).last_hidden_state, grid)
-        return logits
+        grid, seen = self.tower.config.token_grid(*x.shape[2:]), self.tower(x)
+        region, patch = self.head(seen.last_hidden_state[:, -grid[0] * grid[1] :], grid)
+        return region, patch, seen.centers
 
     def forward(
         self,
         pixel_values: torch.Tensor,
-        region: torch.Tensor,
-        patch: torch.Tensor,
-        source: torch.Tensor,
+        presence: Mapping[str, torch.Tensor],
+        centers: Mapping[str, torch.Tensor] | None = None,
         mixed: float | None = None,
     ) -> dict[str, torch.Tensor]:
         """The `loss` of a batch.
 
         Args:
             pixel_values: [B,3,H,W] in 0..255.
-            region, patch, source: see `PresenceLoss`.
+            presence, centers: targets of these names, see `targets.py`.
             mixed: weight of each image in a mixture with its neighbor in the batch, and of its own loss (mixup,
                 https://arxiv.org/abs/1710.09412); None mixes nothing.
         """
-        if mixed is None:
-            return {"loss": self.loss(self.logits(pixel_values), region, patch, source)}
         pixels = pixel_values.float()
-        logits = self.logits(pixels.lerp(pixels.roll(1, 0), 1 - mixed))
-        neighbor = self.loss(logits, region.roll(1, 0), patch.roll(1, 0), source.roll(1, 0))
-        return {"loss": mixed * self.loss(logits, region, patch, source) + (1 - mixed) * neighbor}
+        if mixed is not None:
+            pixels = pixels.lerp(pixels.roll(1, 0), 1 - mixed)
+        region, patch, found = self.logits(pixels)
+        total = pixels.new_zeros(())
+        for weight, shift in [(1.0, 0)] if mixed is None else [(mixed, 0), (1 - mixed, 1)]:
+            loss = self.loss((region, patch), **{name: one.roll(shift, 0) for name, one in presence.items()})
+            if centers is not None and found is not None:
+                rolled = {name: one.roll(shift, 0) for name, one in centers.items()}
+                loss = loss + self.centers_weight * center_loss(found, **rolled)
+            total = total + weight * loss
+        return {"loss": total}
 
 
 class TowerTrainer(AveragingTrainer):
@@ -93,7 +106,7 @@ class TowerTrainer(AveragingTrainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         mixed = mixed_weight(self.args.seed, self.state.global_step, self.state.max_steps)
-        outputs = model(inputs["pixel_values"], **inputs["targets"]["presence"], mixed=mixed)
+        outputs = model(inputs["pixel_values"], **inputs["targets"], mixed=mixed)
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
     def figures(self, rows: Any) -> dict[str, float]:
