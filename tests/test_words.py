@@ -115,7 +115,7 @@ def test_rows_start_from_the_mean_of_related_words(tied):
 def test_a_run_teaches_a_new_word(start, tmp_path, capsys):
     mine, out = own_folder(tmp_path / "mine", "zebra"), tmp_path / "out"
     options = f"--train_dataset {mine} {NO_EVAL} --num_train_epochs"
-    assert "zebra. --add_words zebra teaches" in refuse(start, tmp_path / "not", f"{options} 1")
+    assert "--add_words zebra teaches" in refuse(start, tmp_path / "not", f"{options} 1")
     learn(start, out, f"{options} 1 --add_words zebra:animal")
     learn(start, out, f"{options} 2 --add_words zebra:animal")
     assert "resuming from" in capsys.readouterr().out
@@ -159,9 +159,14 @@ def test_words_asked_often_had_different_answers(processor):
     assert counts["car"] == [67, 134, 0] and counts["bus"] == counts["color"] == [0, 0, 67]
     assert counts["van"] == [67, 0, 0] and counts["bicycle"] == [0, 67, 0]
     assert not any(counts["red"] + counts["[YES]"] + counts["[PAD]"])  # words of answers, and padding
-    assert asked.often(processor.tokenizer) == {"car"}  # 201 times
+    assert asked.taught(processor.tokenizer) == {"car"}  # 201 times
     asked.counts *= 3
-    assert asked.often(processor.tokenizer) == {"car", "bus", "color"}  # of the others, all answers are the same
+    assert asked.taught(processor.tokenizer, ["Is it a van?"]) == {
+        "car",
+        "bus",
+        "color",
+        "van",
+    }  # of the others, all answers are the same
 
 
 def test_a_run_teaches_the_words_of_its_questions(start, tmp_path, monkeypatch):

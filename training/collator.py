@@ -92,11 +92,15 @@ class TrafficCollator:
         """
         cv2.setNumThreads(1)  # the data loader has as many processes as there shall be
         if not self.questions_per_image:
-            return self.without_questions(rows)
-        rng = self.generator()
-        images = [self._prepare(row, rng) for row in rows]
+            images = [self.augmented(row) for row in rows]
+            pixels = torch.from_numpy(np.stack([item.image for item in images]))
+            return self.add_targets(images, {"pixel_values": pixels.permute(0, 3, 1, 2)})
+        if self.rng is None:
+            worker = torch.utils.data.get_worker_info()
+            self.rng = random.Random(f"{self.seed}/{self.epoch}/{0 if worker is None else worker.seed}")
+        images = [self.asked(row, self.rng) for row in rows]
         if not any(item.questions for item in images):
-            images = [self._prepare(row, rng, is_balanced=False) for row in rows]
+            images = [self.asked(row, self.rng, is_balanced=False) for row in rows]
         images = [item for item in images if item.questions]
         if not images:
             raise ValueError("no image of this batch has a question or a scene to ask about")
@@ -104,7 +108,7 @@ class TrafficCollator:
         images = [replace(item) for item in islice(cycle(images), len(rows))]
         size = self.processor.image_processor.size
         if self.sizes:
-            side = rng.choices([*self.sizes], [*self.sizes.values()])[0]
+            side = self.rng.choices([*self.sizes], [*self.sizes.values()])[0]
             size = {"height": side, "width": side}
         batch = self.processor(
             images=[item.image for item in images],
@@ -124,33 +128,28 @@ class TrafficCollator:
             item.spans = list(islice(spans, len(item.questions)))
         return self.add_targets(images, dict(batch))
 
-    def without_questions(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Images uint8 [I,3,H,W] of one size, and their targets; each row brings its `size` and `rng`."""
-        images = []
-        for row in rows:
-            whole = np.asarray(to_rgb(row["image"]))
-            image, scene = augment(whole, parse_scene(row["scene"]), row["rng"], size=row["size"])
-            images.append(Prepared(image, [], GroundTruth(scene), row["source"]))
-        pixels = torch.from_numpy(np.stack([item.image for item in images]))
-        return self.add_targets(images, {"pixel_values": pixels.permute(0, 3, 1, 2)})
-
     def start_epoch(self, epoch: int) -> None:
         """Reset random numbers and balancers, so that an epoch does not depend on the epochs before it."""
         self.epoch, self.rng = epoch, None
         self.balancers.clear()
 
-    def generator(self) -> random.Random:
-        """The random number generator of this worker and epoch."""
-        if self.rng is None:
-            worker = torch.utils.data.get_worker_info()
-            self.rng = random.Random(f"{self.seed}/{self.epoch}/{0 if worker is None else worker.seed}")
-        return self.rng
+    def augmented(self, row: Mapping[str, Any]) -> Prepared:
+        """An augmented image of a row of `Drawing`, without questions."""
+        whole = np.asarray(to_rgb(row["image"]))
+        image, scene = augment(whole, parse_scene(row["scene"]), row["rng"], size=row["size"])
+        return Prepared(image, [], GroundTruth(scene), row["source"])
 
-    def _prepare(self, row: dict[str, Any], rng: random.Random, is_balanced: bool = True) -> Prepared:
-        """An augmented image with new questions, or with the row's own; not cropped if a crop has no question."""
+    def asked(self, row: Mapping[str, Any], rng: random.Random, is_balanced: bool = True) -> Prepared:
+        """An augmented image with new questions, or with some of the row's own, in the words in which they are asked.
+
+        It is not cropped if a crop has no question.
+        """
         scene, whole, source = scene_of(row), np.asarray(to_rgb(row["image"])), str(row.get("source", ""))
         if scene is None:
-            questions = self._own_questions(row, rng)
+            pairs = zip(row.get("questions") or (), row.get("answers") or (), strict=True)
+            questions = [Question(self.processor.rules.as_asked(text), answer, "", "", "") for text, answer in pairs]
+            if len(questions) > self.questions_per_image:
+                questions = rng.sample(questions, self.questions_per_image)
             image = change_light(whole, np.random.default_rng(rng.getrandbits(64)))
             return Prepared(image, questions, None, source)
         for crops in (is_balanced, False):
@@ -160,14 +159,6 @@ class TrafficCollator:
             if questions:
                 break
         return Prepared(image, questions, truth, source)
-
-    def _own_questions(self, row: Mapping[str, Any], rng: random.Random) -> list[Question]:
-        """A row's own questions, in the words in which they are asked; some of them if they are too many."""
-        pairs = zip(row.get("questions") or (), row.get("answers") or (), strict=True)
-        questions = [Question(self.processor.rules.as_asked(text), answer, "", "", "") for text, answer in pairs]
-        if len(questions) > self.questions_per_image:
-            questions = rng.sample(questions, self.questions_per_image)
-        return questions
 
     def add_targets(self, images: Sequence[Prepared], batch: dict[str, Any]) -> dict[str, Any]:
         """The batch with the tensors of each target."""

@@ -7,7 +7,6 @@ takes the same time. Small pictures are not drawn for large sizes: `augment` enl
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from datasets import concatenate_datasets
 
 from ..data.augment import is_large_enough
 from ..data.scene import parse_scene
+from .options import TrainOptions
 
 
 MAX_DRAWS = 12  # of one picture in a run, on average
@@ -32,10 +32,7 @@ def draw_chances(groups: Sequence[Sequence[str]], weights: Sequence[float], draw
     Args:
         groups: for each source, the group (camera, drive, near-duplicates) of each of its pictures.
         weights: of each source.
-        draws: of the whole run; no picture is drawn more than `MAX_DRAWS` times on average.
-
-    Raises:
-        ValueError: the pictures are too few for so many draws.
+        draws: of the whole run; no picture is drawn more than `MAX_DRAWS` times on average, if there are enough.
     """
     parts = []
     for names, weight in zip(groups, weights):
@@ -43,9 +40,7 @@ def draw_chances(groups: Sequence[Sequence[str]], weights: Sequence[float], draw
         share = counts[group] ** -0.5
         parts.append(weight * share / share.sum())
     chances = np.concatenate(parts) / sum(weights)
-    limit = MAX_DRAWS / draws
-    if len(chances) * limit < 1:
-        raise ValueError(f"{len(chances)} pictures give at most {len(chances) * MAX_DRAWS} draws, the run has {draws}")
+    limit = max(MAX_DRAWS / draws, 1 / len(chances))
     while (is_over := chances > limit * (1 + 1e-9)).any():
         is_limited = is_over | (chances >= limit)
         rest = chances[~is_limited].sum()
@@ -53,78 +48,58 @@ def draw_chances(groups: Sequence[Sequence[str]], weights: Sequence[float], draw
     return chances
 
 
-@dataclass(frozen=True)
-class BatchSizes:
-    """The size of the batch of each step.
-
-    Attributes:
-        sides: side of a square batch in pixels, to draw from.
-        weights: of each side.
-        default: side in the last steps.
-        pictures: number in a batch of the default size.
-        steps: of the run.
-        varies_aspect: batches are oblongs of about the same area, of `ASPECTS`.
-    """
-
-    sides: Sequence[int]
-    weights: Sequence[float]
-    default: int
-    pictures: int
-    steps: int
-    varies_aspect: bool = False
-
-    def __post_init__(self) -> None:
-        if len(self.sides) != len(self.weights) or min(self.weights) <= 0:
-            raise ValueError(f"--size_weights must be positive, one for each of {self.sides}, got {self.weights}")
-        if wrong := [side for side in (*self.sides, self.default) if side % STEP or side <= 0]:
-            raise ValueError(f"--sizes must be multiples of {STEP} pixels, got {wrong}")
-
-    def draw(self, step: int, rng: np.random.Generator) -> tuple[int, int, int]:
-        """(number of pictures, height, width) of the batch of a step."""
-        if step >= (1 - LAST_FRACTION) * self.steps:
-            return self.pictures, self.default, self.default
-        side = rng.choice(self.sides, p=np.array(self.weights) / sum(self.weights))
-        low, high = map(math.log, ASPECTS)
-        aspect = math.exp(rng.uniform(low, high)) if self.varies_aspect else 1.0
-        height, width = (STEP * round(length / STEP) for length in (side / aspect**0.5, side * aspect**0.5))
-        return max(1, round(self.pictures * self.default**2 / (height * width))), height, width
-
-
 class Drawing(torch.utils.data.Dataset):
     """Rows of photographs, drawn in batches. Any process, and a resumed run, draws the same rows for a step.
 
-    The indices `step` × `sizes.pictures` and the following ones are the batch of a step. Each row also has the `size`
+    The indices `step` × `pictures` and the following ones are the batch of a step. Each row also has the `size`
     (height, width) of its batch, and the random generator `rng` of its step.
 
     Args:
         parts: rows of each source, with the columns "scene" and "group".
-        weights: of each source; by default the square root of its number of rows.
-        sizes: of the batches.
+        options: sizes of the batches, and weights of the sources: by default the square root of their number of rows.
+        default: side in pixels of the images in the last steps.
+        pictures: number in a batch of the default size.
+        steps: number of batches of the run.
         seed: of all draws.
 
     Raises:
-        ValueError: see `draw_chances`; or, on access, no picture is large enough for the size of a step.
+        ValueError: on access, no picture is large enough for the size of a step.
     """
 
-    def __init__(self, parts: Sequence[Any], weights: Sequence[float] | None, sizes: BatchSizes, seed: int = 0):
-        self.rows, self.sizes, self.seed = concatenate_datasets(parts), sizes, seed
-        weights = weights or [len(rows) ** 0.5 for rows in parts]
+    def __init__(
+        self, parts: Sequence[Any], options: TrainOptions, default: int, pictures: int, steps: int, seed: int = 0
+    ):
+        self.rows, self.options, self.default = concatenate_datasets(parts), options, default
+        self.pictures, self.steps, self.seed = pictures, steps, seed
+        weights = options.train_weights or [len(rows) ** 0.5 for rows in parts]
         self.chances = draw_chances([rows["group"][:] for rows in parts], weights, len(self))
         scenes = map(parse_scene, self.rows["scene"][:])
         self.stored = [(scene.width, scene.height) for scene in scenes]
 
     def __len__(self) -> int:
-        return self.sizes.steps * self.sizes.pictures
+        return self.steps * self.pictures
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        step = indices[0] // self.sizes.pictures
+        step = indices[0] // self.pictures
         rng = np.random.default_rng([self.seed, step])
-        count, height, width = self.sizes.draw(step, rng)
+        count, height, width = self.batch_size(step, rng)
         chances = self.chances * [is_large_enough(*stored, (height, width)) for stored in self.stored]
         if not chances.any():
             raise ValueError(f"no picture is large enough for {height} × {width} pixels; leave out this size")
         drawn = rng.choice(len(chances), count, p=chances / chances.sum())
         return [self.rows[int(index)] | {"size": (height, width), "rng": rng} for index in drawn]
+
+    def batch_size(self, step: int, rng: np.random.Generator) -> tuple[int, int, int]:
+        """(number of pictures, height, width) of the batch of a step."""
+        if step >= (1 - LAST_FRACTION) * self.steps:
+            return self.pictures, self.default, self.default
+        sides = self.options.sizes or [self.default]
+        weights = np.array(self.options.size_weights or [1.0] * len(sides))
+        side = rng.choice(sides, p=weights / weights.sum())
+        low, high = map(math.log, ASPECTS)
+        aspect = math.exp(rng.uniform(low, high)) if self.options.vary_aspect else 1.0
+        height, width = (STEP * round(length / STEP) for length in (side / aspect**0.5, side * aspect**0.5))
+        return max(1, round(self.pictures * self.default**2 / (height * width))), height, width
 
 
 def mixed_weight(seed: int, step: int, steps: int) -> float | None:

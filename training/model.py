@@ -1,6 +1,7 @@
 """The model that a training run starts from: weights, tower, head, and what of them is trained."""
 
 import copy
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -35,7 +36,10 @@ def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any
     height, width = height_and_width(model.config.vision_config.image_size)
     processor.image_processor.size = {"height": height, "width": width}
     if options.vision_tower:
-        copy_normalization(options.vision_tower, processor.image_processor)
+        with suppress(OSError):  # a tower of ours has no image processor
+            fields, _ = BaseImageProcessor.get_image_processor_dict(options.vision_tower)
+            for name in {"image_mean", "image_std"} & fields.keys():
+                setattr(processor.image_processor, name, fields[name])
     if options.freeze_vision:
         tower.requires_grad_(False)
         # What follows the maps and patches is still trained: by the answers, or without questions by centers.
@@ -58,11 +62,7 @@ def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any
 
 
 def build_model(options: TrainOptions) -> Any:
-    """The full model, in float32: from weights or from scratch, and with another tower if the options name one.
-
-    Raises:
-        ValueError: the weights or the tower do not fit.
-    """
+    """The full model, in float32: from weights or from scratch, and with another tower if the options name one."""
     base, size = options.model_name_or_path, {"image_size": options.image_size} if options.image_size else {}
     tower = load_tower(options.vision_tower, size) if options.vision_tower else None
     sizes = base or options.config
@@ -76,16 +76,10 @@ def build_model(options: TrainOptions) -> Any:
         config = TrafficVLMConfig(tower.config if tower else config.vision_config, config.text_config)
         model = TrafficVLMForConditionalGeneration(config)
     if tower:
-        width, expected = tower.config.hidden_size, model.config.vision_config.hidden_size
-        if width != expected:
-            raise ValueError(
-                f"--vision_tower {options.vision_tower} gives tokens of {width} numbers, the decoder reads {expected}"
-            )
         model.config.vision_config, model.model.vision_tower = tower.config, tower
     added = {"pool_above": options.pool_above, "located": dict.fromkeys(options.locate, NEW_SCORE)}
-    if any(added.values()):
-        new = {name: value for name, value in added.items() if value}
-        model.model.vision_tower = add_parts(model.model.vision_tower, **new)
+    if added := {name: value for name, value in added.items() if value}:
+        model.model.vision_tower = add_parts(model.model.vision_tower, **added)
         model.config.vision_config = model.model.vision_tower.config
     return model
 
@@ -121,13 +115,3 @@ def add_parts(tower: Any, **fields: Any) -> Any:
     kept = {name: value for name, value in tower.state_dict().items() if not name.startswith(renewed)}
     larger.load_state_dict(kept, strict=False)  # all but the new parts
     return larger
-
-
-def copy_normalization(vision_tower: str, image_processor: Any) -> None:
-    """Normalize pixels as a tower's own image processor does, if it was saved with one."""
-    try:
-        fields, _ = BaseImageProcessor.get_image_processor_dict(vision_tower)
-    except OSError:
-        return
-    for name in ("image_mean", "image_std"):
-        setattr(image_processor, name, fields.get(name, getattr(image_processor, name)))

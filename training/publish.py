@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,6 @@ A Traffic VLM: it encodes an image of a traffic scene once and answers many ques
 {origin} on {datasets}, {steps} steps.
 
 {verdict}
-
-{metrics}
 
 `folder` is this folder, or its name on the Hub:
 
@@ -69,15 +67,7 @@ if answer["answer"] not in ("yes", "no"):
 """
 
 
-def write_card(
-    folder: Path,
-    base: str | None,
-    datasets: Sequence[str],
-    steps: int,
-    verdict: str,
-    before: Mapping[str, float],
-    after: Mapping[str, float],
-) -> None:
+def write_card(folder: Path, base: str | None, datasets: Sequence[str], steps: int, verdict: str) -> None:
     """Write README.md of a trained model, and copy the license file that it names.
 
     A hand-written card, one without the line `MARK`, is not overwritten.
@@ -87,37 +77,31 @@ def write_card(
             card in that folder. Without such a card the license is marked as not chosen yet.
         datasets: folders or names of the training datasets.
         verdict: sentences on what training changed.
-        before, after: metrics by name, before training and of the finished weights; may be empty.
     """
     path, base_folder = folder / "README.md", Path(base or "")
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
-    found = read_metadata(base_folder / "README.md") if base else {}
-    license = {name: found[name] for name in LICENSE_FIELDS if name in found}
-    link = base_folder / str(license.get("license_link", ""))
-    if link.is_file() and not (folder / link.name).exists():
+    own, found = read_metadata(ROOT), read_metadata(base_folder) if base else {}
+    metadata = {name: found[name] for name in LICENSE_FIELDS if name in found}
+    metadata = metadata or {"license": "other", "license_name": "not-chosen-yet"}
+    link = base_folder / str(metadata.get("license_link", ""))
+    if link.is_file():
         shutil.copyfile(link, folder / link.name)
-    own = read_metadata(ROOT / "README.md")
-    metadata = {name: own[name] for name in OWN_FIELDS if name in own}
-    metadata |= license or {"license": "other", "license_name": "not-chosen-yet"}
-    rows = [f"| {name} | {before[name]:.3f} | {value:.3f} |" for name, value in after.items() if name in before]
+    metadata |= {name: own[name] for name in OWN_FIELDS if name in own}
     text = CARD.format(
         name=folder.resolve().name,
         origin=f"Fine-tuned from `{base_folder.name or 'traffic-vlm'}`" if base else "Trained from scratch",
         datasets=", ".join(f"`{Path(name).name}`" for name in datasets),
         steps=steps,
         verdict=verdict,
-        metrics="\n".join(["| on the evaluation images | before | after |", "|---|--:|--:|", *rows] if rows else []),
     )
     atomic_write_text(path, f"---\n{ModelCardData(**metadata).to_yaml()}\n---\n\n{MARK}\n\n{text}")
 
 
-def read_metadata(card: Path) -> dict[str, Any]:
-    """The metadata of a model card; {} if there are none or they cannot be read: training must not fail at its end."""
-    try:
-        return ModelCard.load(card).data.to_dict()
-    except Exception:  # YAML, encoding and files have classes of errors of their own
-        return {}
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """The metadata of the model card in a folder; {} without a card."""
+    path = folder / "README.md"
+    return ModelCard.load(path).data.to_dict() if path.is_file() else {}
 
 
 def publish(
@@ -134,7 +118,7 @@ def publish(
     """
     if missing := [name for name in NEEDED if not (folder / name).is_file()]:
         raise ValueError(f"{folder} has no {', '.join(missing)}")
-    if not getattr(ModelCard.load(folder / "README.md").data, "license", None):
+    if "license" not in read_metadata(folder):
         raise ValueError(f"{folder / 'README.md'}: the metadata have no license")
     with tempfile.TemporaryDirectory() as temporary:
         staged = Path(temporary) / "staged"

@@ -37,24 +37,16 @@ def last_checkpoint(folder: Path) -> Path | None:
     return max(complete, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
 
 
-def record_options(folder: Path, options: Mapping[str, Any]) -> None:
-    """Record the options of a run in its folder (.options.json), or refuse if its checkpoints have others.
+def check_options(folder: Path, options: Mapping[str, Any]) -> None:
+    """Record the options of a run in its folder, or refuse if its checkpoints have others.
 
     Raises:
         DataError: the folder has a checkpoint of a run with other options, which would be resumed.
     """
-    path, now = folder / ".options.json", json.loads(json.dumps(options, default=str))
-    if last_checkpoint(folder) is not None and path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        changed = [
-            f"{name}: {before.get(name)} before, {now[name]} now" for name in now if before.get(name) != now[name]
-        ]
-        if changed:
-            raise DataError(
-                f"{folder} has checkpoints of a run with other options ({'; '.join(changed)}): choose another "
-                "--output_dir, or delete them"
-            )
-    atomic_write_text(path, json.dumps(now, indent=1))
+    path, text = folder / ".options.json", json.dumps(options, indent=1, default=str)
+    if last_checkpoint(folder) is not None and path.is_file() and path.read_text(encoding="utf-8") != text:
+        raise DataError(f"{folder} has checkpoints of a run with other options ({path}): choose another --output_dir")
+    atomic_write_text(path, text)
 
 
 class AverageWeights(TrainerCallback):
@@ -64,41 +56,34 @@ class AverageWeights(TrainerCallback):
 
     Args:
         model: its trainable weights are averaged. At the start, when there are few steps, the average follows faster.
+        decay: 0 averages nothing.
     """
 
-    def __init__(self, model: Any, decay: float):
-        self.model, self.decay = model, decay
+    def __init__(self, model: nn.Module, decay: float):
+        self.decay = decay
+        self.weights = {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+        self.weights |= {name: buffer for name, buffer in model.named_buffers() if "running_" in name}
         self.values: dict[str, torch.Tensor] = {}
-
-    def _weights(self) -> dict[str, torch.Tensor]:
-        found = {name: weight.detach() for name, weight in self.model.named_parameters() if weight.requires_grad}
-        return found | {name: buffer for name, buffer in self.model.named_buffers() if "running_" in name}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Continue the average of the checkpoint that training resumes from."""
-        path = self.path(args, state)
+        path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / AVERAGE_FILE
         if path.is_file():
-            self.values = load_file(path, str(next(self.model.parameters()).device))
+            self.values = load_file(path, str(next(iter(self.weights.values())).device))
 
     @torch.no_grad()
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        weights = self._weights()
-        self.values = self.values or {name: weight.clone() for name, weight in weights.items()}
-        decay = min(self.decay, state.global_step / (state.global_step + 10))
-        torch._foreach_lerp_([self.values[name] for name in weights], list(weights.values()), 1 - decay)
-
-    @staticmethod
-    def path(args: Any, state: Any) -> Path:
-        """The file of the averages in the checkpoint of the current step."""
-        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / AVERAGE_FILE
+        if self.decay:
+            self.values = self.values or {name: weight.clone() for name, weight in self.weights.items()}
+            decay = min(self.decay, state.global_step / (state.global_step + 10))
+            torch._foreach_lerp_([self.values[name] for name in self.weights], [*self.weights.values()], 1 - decay)
 
     @torch.no_grad()
     def swap(self) -> None:
         """Exchange the weights of the model and their averages, if there are any."""
-        weights = self._weights()
         for name, value in self.values.items():
-            last = weights[name].clone()
-            weights[name].copy_(value)
+            last = self.weights[name].clone()
+            self.weights[name].copy_(value)
             value.copy_(last)
 
 
@@ -121,8 +106,7 @@ class AveragingTrainer(Trainer):
     def __init__(self, *args: Any, average_decay: float = 0.0, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.average = AverageWeights(self.model, average_decay)
-        if average_decay:
-            self.add_callback(self.average)
+        self.add_callback(self.average)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """The names of matrices and kernels: biases and the weights of norms do not decay."""
@@ -144,9 +128,9 @@ class AveragingTrainer(Trainer):
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         self.check_weights()
-        if self.average.values and self.is_world_process_zero():
-            # First: older checkpoints are deleted as soon as the library has written its own files.
-            with atomic_write(self.average.path(self.args, self.state)) as temporary:
+        if self.average.values and self.is_world_process_zero():  # first: the library's last file makes it complete
+            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            with atomic_write(folder / AVERAGE_FILE) as temporary:
                 save_file(self.average.values, temporary)
         super()._save_checkpoint(*args, **kwargs)
 
@@ -158,18 +142,15 @@ class AveragingTrainer(Trainer):
         Raises:
             ValueError: the metric that selects the best checkpoint is not among them.
         """
-        rows = self.eval_dataset if eval_dataset is None else eval_dataset
         self.check_weights()
         self.average.swap()
         with self.accelerator.autocast():
-            figures = self.figures(rows)
+            figures = self.figures(self.eval_dataset if eval_dataset is None else eval_dataset)
         self.average.swap()
         best = (self.args.metric_for_best_model or "").removeprefix("eval_")
         if best and best not in figures:
-            raise ValueError(
-                f"--metric_for_best_model {best} is not known of the evaluation images ({len(rows)}): pass more "
-                f"with --eval_dataset and --max_eval_images, or choose another metric: {', '.join(figures)}"
-            )
+            known = ", ".join(figures) or "none, as they have no question"
+            raise ValueError(f"--metric_for_best_model {best} is not known of the evaluation images: {known}")
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
         self.log(metrics)
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -228,8 +209,8 @@ class TrafficTrainer(AveragingTrainer):
     def _normalized(self, pixels: torch.Tensor) -> torch.Tensor:
         """Pixels [I,3,H,W], normalized as by the processor, of pixels in 0..255."""
         options = self.processing_class.image_processor
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (options.image_mean, options.image_std))
-        mean, std = (values.to(pixels.device, non_blocking=True) for values in (mean, std))
+        values = torch.tensor([options.image_mean, options.image_std]).to(pixels.device, non_blocking=True)
+        mean, std = values[..., None, None]  # [3,1,1]
         return (pixels * options.rescale_factor - mean) / std
 
     def _add(self, name: str, value: torch.Tensor, count: torch.Tensor | int = 1) -> None:
@@ -252,10 +233,7 @@ class TrafficTrainer(AveragingTrainer):
         if self.state.global_step == 0 and self.is_world_process_zero():
             with atomic_write(Path(self.args.output_dir) / BEFORE_FILE) as temporary:
                 answers.to_parquet(temporary)
-        figures = quick_metrics(self.model, self.processing_class, rows, self.args.per_device_eval_batch_size, answers)
-        if not figures:
-            raise ValueError("no evaluation image has a question: pass others with --eval_dataset")
-        return figures
+        return quick_metrics(self.model, self.processing_class, rows, self.args.per_device_eval_batch_size, answers)
 
     def answers(self, model: Any, rows: Any) -> pd.DataFrame:
         """Table of `predict` in the precision of the training. The model is in evaluation mode from then on."""

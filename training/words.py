@@ -58,11 +58,6 @@ def add_words(model: Any, tokenizer: TrafficVLMTokenizer, options: Sequence[str]
     return changed
 
 
-def content_words(texts: Iterable[str], tokenizer: TrafficVLMTokenizer) -> set[str]:
-    """The content words of questions and answers."""
-    return {word for text in texts for word in tokenizer.tokenize(text) if is_content_word(word)}
-
-
 class AskedWords(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Counts [V,3] of the words of training questions whose answer is yes, no, or in words.
 
@@ -90,11 +85,15 @@ class AskedWords(TrainerCallback, ExportableState):  # type: ignore[misc]
         is_asked = (labels < 0) & (segment_ids > 0)
         self.counts.index_put_((input_ids, kind), is_asked.long(), accumulate=True)
 
-    def often(self, tokenizer: TrafficVLMTokenizer) -> set[str]:
-        """The content words of at least MIN_ASKED questions, whose answers were both yes and no, or in words."""
-        words = zip(tokenizer.convert_ids_to_tokens(range(len(self.counts))), self.counts.tolist())
-        return {
-            word
-            for word, (yes, no, in_words) in words
-            if is_content_word(word) and yes + no + in_words >= MIN_ASKED and ((yes and no) or in_words)
-        }
+    def taught(self, tokenizer: TrafficVLMTokenizer, own: Iterable[str] = ()) -> set[str]:
+        """The content words of at least MIN_ASKED questions, whose answers were both yes and no, or in words.
+
+        Args:
+            own: questions and answers of the user, whose words count however rarely they are asked.
+        """
+        words = {word for text in own for word in tokenizer.tokenize(text)}
+        counts = zip(tokenizer.convert_ids_to_tokens(range(len(self.counts))), self.counts.tolist())
+        for word, (yes, no, in_words) in counts:
+            if yes + no + in_words >= MIN_ASKED and ((yes and no) or in_words):
+                words.add(word)
+        return set(filter(is_content_word, words))
