@@ -24,44 +24,26 @@ from traffic_vlm.data.grammar import question_rules
 from traffic_vlm.generation_traffic_vlm import MAX_NEW_TOKENS
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.scripts import command
-from traffic_vlm.tokenization_traffic_vlm import ANSWER_TOKENS, RESERVED_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
+from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
 FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("processor_config.json", "chat_template.jinja"),
 )
-VOCAB_SIZE = 500
 VISION_TOWER = {"neck": "depthwise", "neck_width": 384, "num_hidden_layers": 2, "intermediate_size": 1536}
 
 
 @dataclass
 class BuildOptions:
     output_dir: Path = option(ROOT, "folder to write the files to")
-    vocabulary: Path = option(ROOT / "scripts" / "vocabulary.txt", "word list")
 
 
-def make_tokenizer(vocabulary: Path) -> TrafficVLMTokenizer:
-    """The tokenizer of a word list, in which lines that start with "# " are comments.
-
-    Raises:
-        ValueError: there are not 500 different words, the special tokens do not come first, a reserved entry is
-            missing, or no text produces a word, because the normalizer rewrites or splits it.
-    """
-    lines = vocabulary.read_text(encoding="utf-8").splitlines()
+def make_tokenizer() -> TrafficVLMTokenizer:
+    """The tokenizer of vocabulary.txt, in which lines that start with "# " are comments."""
+    lines = (ROOT / "scripts" / "vocabulary.txt").read_text(encoding="utf-8").splitlines()
     words = [word for line in lines if not line.startswith("# ") for word in line.split()]
-    first = SPECIAL_TOKENS + ANSWER_TOKENS
-    if len(words) != VOCAB_SIZE or len(set(words)) != VOCAB_SIZE:
-        raise ValueError(f"{vocabulary.name} must have {VOCAB_SIZE} words, it has {len(set(words))} different ones")
-    if words[: len(first)] != first or not {*RESERVED_TOKENS} <= {*words}:
-        raise ValueError(f"{vocabulary.name} must begin with {first}, and have {RESERVED_TOKENS}")
-    tokenizer = TrafficVLMTokenizer({word: index for index, word in enumerate(words)})
-    # "'s" exists only after a word.
-    reachable = [word for word in words[len(first) :] if word not in RESERVED_TOKENS]
-    expected = {word: ["car", word] if word.startswith("'") else [word] for word in reachable}
-    if unreachable := [word for word, tokens in expected.items() if tokenizer.tokenize("".join(tokens)) != tokens]:
-        raise ValueError(f"{vocabulary.name} has words that the normalizer rewrites or splits: {unreachable}")
-    return tokenizer
+    return TrafficVLMTokenizer({word: index for index, word in enumerate(words)})
 
 
 def build(output_dir: Path, tokenizer: TrafficVLMTokenizer) -> list[Path]:
@@ -96,7 +78,7 @@ def read_fields(path: Path, *names: str) -> dict[str, Any]:
 @command("train")
 def main() -> None:
     [options] = option_parser([BuildOptions], __doc__).parse_args_into_dataclasses()
-    for path in build(options.output_dir, make_tokenizer(options.vocabulary)):
+    for path in build(options.output_dir, make_tokenizer()):
         print(path)
 
 

@@ -80,13 +80,16 @@ def evaluate(options: EvaluateOptions) -> None:
     if options.train_dataset:
         report["repeated"] = count_repeated(rows, load_rows(options.train_dataset, prefer="train"))
     write_report(report, answers, folder)
-    fitted = rows_to_fit(answers)
+    fitted, temperature = rows_to_fit(answers), report["calibration"].get("fitted_temperature")
+    if options.write_temperature and temperature:
+        fitted = at_temperature(fitted, temperature)  # thresholds are for the model as it will be
+    path, thresholds = folder / "thresholds.json", fit_thresholds(fitted)
+    path.unlink(missing_ok=True)  # of an earlier run
+    if thresholds:
+        atomic_write_text(path, json.dumps(asdict(thresholds), indent=1, allow_nan=False))
     if options.write_temperature:
-        if fit_thresholds(fitted) is None:  # of one question, right or wrong, the fit is a limit of the search
-            raise DataError(
-                f"--write_temperature needs {MIN_ANSWERS} questions with the answer yes, and as many with no"
-            )
-        temperature = report["calibration"]["fitted_temperature"]
+        if thresholds is None:  # of one question, right or wrong, the fit is a limit of the search
+            raise DataError(f"--write_temperature needs {MIN_ANSWERS} questions with the answer yes, and as many no")
         fields = json.loads(config.read_text(encoding="utf-8"))
         if size == default:
             fields["yes_no_temperature"] = temperature
@@ -94,11 +97,6 @@ def evaluate(options: EvaluateOptions) -> None:
             side = str(round(math.prod(size) ** 0.5))
             fields["size_temperatures"] = fields.get("size_temperatures", {}) | {side: temperature}
         atomic_write_text(config, json.dumps(fields, indent=2, sort_keys=True) + "\n")
-        fitted = at_temperature(fitted, temperature)  # thresholds are for the model as it is now
-    path, thresholds = folder / "thresholds.json", fit_thresholds(fitted)
-    path.unlink(missing_ok=True)  # of an earlier run
-    if thresholds:
-        atomic_write_text(path, json.dumps(asdict(thresholds), indent=1, allow_nan=False))
 
 
 def write_report(report: dict[str, Any], answers: pd.DataFrame, folder: Path) -> None:

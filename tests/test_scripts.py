@@ -84,9 +84,8 @@ def test_bad_options_are_refused_before_anything_is_written(case, folder, run_sc
     line, message = case.split(" | ")
     script, *options = line.split()
     pytest.importorskip(EXTRAS.get(script, "torch"))
-    (folder / "words.txt").write_text("two words")
     words = {"Q": "Is there a car?", "MODEL": ROOT}
     with pytest.raises(SystemExit) as end:
         run_script(script, *[words.get(option, option) for option in options])
     assert end.value.code and message in f"{capsys.readouterr().err}{end.value.code}"
-    assert sorted(path.name for path in folder.iterdir()) == ["scene.png", "words.txt"]
+    assert sorted(path.name for path in folder.iterdir()) == ["scene.png"]

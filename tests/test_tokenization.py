@@ -35,6 +35,12 @@ def test_special_tokens_and_answers():
     assert TrafficVLMTokenizer().get_vocab() == SPECIAL_IDS
 
 
+def test_every_word_of_the_vocabulary_has_a_text():
+    for word in WORDS:
+        before = "car" * word.startswith("'")  # "'s" exists only after a word
+        assert TOKENIZER.tokenize(before + word) == [*filter(None, [before, word])]
+
+
 def test_text_is_between_sos_and_eos():
     words = ["is", "there", "a", "car", "?"]
     assert TOKENIZER.convert_ids_to_tokens(TOKENIZER.encode("Is there a car?")) == ["[SOS]", *words, "[EOS]"]
