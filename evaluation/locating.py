@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ..data.scene import scene_of
@@ -68,7 +69,7 @@ def _match_image(pipe: TrafficVLMPipeline, row: Row) -> Iterator[tuple[Any, ...]
 def fit_score(found: pd.DataFrame) -> float | None:
     """The lowest score from which `PRECISION` of the found objects are right; None if there is none."""
     found = found[found["score"] > 0].sort_values("score", ascending=False)
-    precision = found["is_right"].cumsum() / range(1, len(found) + 1)
+    precision = found["is_right"].cumsum() / np.arange(1, len(found) + 1)
     good = found["score"][precision >= PRECISION]
     return float(good.min()) if len(good) else None
 

@@ -16,6 +16,9 @@ NOTES = {
     "words_by_kind": '"None" is right if the asked object is not there.',
     "contradictions": "Fraction of images for which two answers contradict each other by more than 0.1.",
     "paraphrases": "Of all pairs of paraphrases of a yes/no question.",
+    "locating": "One point for each box, of classes whose every object is labeled. The score from which objects are "
+    "reported gives a precision of 0.8 on one half of the images; recall, also by the shorter side of the box, is of "
+    "the other.",
     "calibration": "half_temperature is fitted to one half of the images; on the other, ece_before and ece_after are "
     "the errors at the model's temperature and at this one.\n\n![Reliability](reliability.png)",
 }

@@ -14,8 +14,10 @@ from typing import Any
 import pandas as pd
 
 from ..data.datasets import select_evenly
+from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from . import MIN_ANSWERS, metrics
 from .consistency import contradictions, paraphrase_agreement
+from .locating import locating_table, match_objects
 from .metrics import WITHOUT_IMAGE, WORDS, YES_NO, by_group, is_yes_no
 from .predict import KINDS, UNSEEN, Row, answer_loss, mean_image, predict
 
@@ -78,6 +80,9 @@ def evaluate_model(
         few = select_evenly(rows, paraphrased_images)
         tables["contradictions"] = contradictions(rows=few, **asking)
         tables["paraphrases"] = paraphrase_agreement(rows=few, **asking)
+    if getattr(model.config.vision_config, "located", None):
+        pipe = TrafficVLMPipeline(model=model, processor=processor, device=model.device)
+        tables["locating"] = locating_table(match_objects(pipe, rows))
     in_words = int((~is_yes_no(answers)).sum())
     return {
         "images": len(rows),

@@ -77,9 +77,10 @@ def build_model(options: TrainOptions) -> Any:
         model = TrafficVLMForConditionalGeneration(config)
     if tower:
         model.config.vision_config, model.model.vision_tower = tower.config, tower
-    added = {"pool_above": options.pool_above, "located": dict.fromkeys(options.locate, NEW_SCORE)}
-    if added := {name: value for name, value in added.items() if value}:
-        model.model.vision_tower = add_parts(model.model.vision_tower, **added)
+    parts = {"pool_above": options.pool_above, "located": dict.fromkeys(options.locate, NEW_SCORE)}
+    if any(parts.values()):
+        new = {name: value for name, value in parts.items() if value}
+        model.model.vision_tower = add_parts(model.model.vision_tower, **new)
         model.config.vision_config = model.model.vision_tower.config
     return model
 
