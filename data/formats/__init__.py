@@ -49,7 +49,11 @@ def read_source(
                 records += [record] if (record := scene.finish()) else []
             except Unusable as error:
                 problems.add(*error.args)
-        images.check_boxes()
+        count, leaving = images.boxes["all"], images.boxes["leaving"]
+        if count >= 3 and leaving > count / 2:
+            guess = "corners" if mapping.format in ("coco", "yolo") else "for images of another size"
+            message = f"{leaving} of {count} boxes leave their image: are these {guess}?"
+            problems.add("boxes that leave their image", folder.root, message, count=leaving)
     except Unusable as error:  # a file that all images need
         problems.add(*error.args)
     if not records:

@@ -17,7 +17,7 @@ from ..scene import CLASSES, LIGHT_STATES, classes_of
 from .coco import to_key
 from .mapping import MAPPINGS, SourceMapping, normalize, parse_mapping
 from .reading import EXPORT, Folder, Unusable, parse_json, parse_xml, reading
-from .split import keys_of, plain_name, replace_last, stem_of
+from .split import paths_of, plain_name, replace_last, stem_of
 from .yolo import DATA_FILES, read_data
 
 
@@ -204,7 +204,8 @@ def _find_voc(folder: Folder) -> Found:
 
 def _add_split(found: Found, folder: Folder, path: Path, listed: list[str], files: dict[str, Path]) -> None:
     """Add the split that `path` names, with these files and the folder of most of the listed images."""
-    split, keys, counts = _split_of(path), {key for name in listed for key in keys_of(name)}, Counter[PurePosixPath]()
+    keys = {key for name in listed for _, key in paths_of(name)}
+    split, counts = _split_of(path), Counter[PurePosixPath]()
     for image in map(PurePosixPath, select_files(folder.files(folder.root))[0]):
         counts.update(parent for parent in image.parents if stem_of(image.relative_to(parent).as_posix()) in keys)
     if not counts:

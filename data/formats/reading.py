@@ -1,6 +1,5 @@
 """Files of a labeled folder: only those inside of it, each read once. What is wrong with one is an `Unusable`."""
 
-import codecs
 import io
 import json
 import math
@@ -69,20 +68,19 @@ class Folder:
         self.walked[path] = sorted(one.relative_to(path).as_posix() for one in paths)
         return self.walked[path]
 
-    def open(self, path: Path) -> BinaryIO:
-        """The open file. No link may lead out of the folder, and a FIFO would block."""
-        target = path.resolve()
-        if not target.is_relative_to(self.root.resolve()):
-            why = f"leads to {target}, which is outside of {self.root}: files of other folders are not read"
-            raise Unusable("refused file", path, why)
-        if target.exists() and not target.is_file():
-            raise Unusable("refused file", path, "is not a regular file")
-        return path.open("rb")
-
     def read(self, path: Path, parse: Callable[[BinaryIO], Any], keep: bool = False, **wrong: Any) -> Any:
-        """`parse` of an open file. With `keep`, the next call takes this value; `wrong` are arguments of `reading`."""
+        """`parse` of an open file. With `keep`, the next call takes this value; `wrong` are arguments of `reading`.
+
+        No link may lead out of the folder, and a FIFO would block.
+        """
         if path not in self.kept:
-            with reading(**{"where": path} | wrong), self.open(path) as file:
+            target = path.resolve()
+            if not target.is_relative_to(self.root.resolve()):
+                why = f"leads to {target}, which is outside of {self.root}: files of other folders are not read"
+                raise Unusable("refused file", path, why)
+            if target.exists() and not target.is_file():
+                raise Unusable("refused file", path, "is not a regular file")
+            with reading(**{"where": path} | wrong), path.open("rb") as file:
                 self.kept[path] = parse(file)
         return self.kept[path] if keep else self.kept.pop(path)
 
@@ -92,16 +90,13 @@ class Folder:
 
 
 def parse_text(file: BinaryIO) -> str:
-    """The text of a file in UTF-8, or in UTF-16 with a byte-order mark."""
-    content = file.read()
-    if b"\0" in content and not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ValueError("it has zero bytes, as UTF-16 without a mark: save it as UTF-8")
-    return decode_text(content)
+    """The text of a file in UTF-8 or UTF-16."""
+    return decode_text(file.read())
 
 
 def parse_json(file: BinaryIO) -> Any:
     """Value of a JSON file; a list for JSON lines. One of OTHER_FORMS is a ValueError."""
-    text = parse_text(file)
+    text = decode_text(file.read())
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -137,11 +132,6 @@ def to_number(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return math.nan
-
-
-def to_flag(value: Any) -> bool:
-    """Whether a value means yes: true, 1, "1", "1.0", " true ", "yes". All others mean no."""
-    return str(value).strip().casefold() in ("true", "yes") or to_number(value) > 0
 
 
 def around(x: Sequence[Any], y: Sequence[Any]) -> Box:

@@ -13,12 +13,13 @@ from PIL import ExifTags, Image
 
 from ..scene import CLASSES, GRID, Scene, SceneObject, classes_of, given_to_all
 from .mapping import ClassMapping
-from .reading import UNREADABLE, Box, Unusable, to_flag, to_number
+from .reading import UNREADABLE, Box, Unusable, to_number
 from .split import Split, stem_of
 
 
 HIDING = {"occluded": 0.7, "truncated": 0.7, "difficult": 0.0}  # visible fractions; at 0, no question is asked
 REGIONS = ("iscrowd", "crowd", "ignore", "ignored")  # marks of a region that may hold several objects
+YES = ("true", "yes")  # values of marks that are set, besides numbers above 0
 LEAVING, LOST = 0.05, 0.25  # fractions of a box outside of the image: most boxes are like that; it is not used
 
 
@@ -117,10 +118,11 @@ class SceneBuilder:
             self.mark_uncertain(meaning)  # no question is about less than a patch
         if meaning.category is None:
             return
-        shown = math.prod(factor for mark, factor in HIDING.items() if to_flag(marks.get(mark)))
+        yes = {key for key, value in marks.items() if str(value).strip().casefold() in YES or to_number(value) > 0}
+        shown = math.prod(factor for mark, factor in HIDING.items() if mark in yes)
         fields["visible"] = min(max(fields.get("visible", 1.0), 0.0), 1.0) * shown * inside
         fields["attributes"] = meaning.attributes | fields.get("attributes", {})
-        fields["is_instance"] = not any(to_flag(marks.get(key)) for key in REGIONS)
+        fields["is_instance"] = yes.isdisjoint(REGIONS)
         item = SceneObject(meaning.category, clipped, **fields)
         key = (item.category, item.box, item.is_instance, *sorted(item.attributes.items()))
         if key in self.seen:

@@ -133,14 +133,6 @@ class Split:
                 message = f"has no image in {self.paths['images']}"
                 self.problems.add("annotation without image", folder / found[0], message)
 
-    def check_boxes(self) -> None:
-        """Report boxes of which most leave their image."""
-        count, leaving = self.boxes["all"], self.boxes["leaving"]
-        if count >= 3 and leaving > count / 2:
-            guess = "corners" if self.mapping.format in ("coco", "yolo") else "for images of another size"
-            message = f"{leaving} of {count} boxes leave their image: are these {guess}?"
-            self.problems.add("boxes that leave their image", self.folder.root, message, count=leaving)
-
 
 def replace_last(path: str, old: str, new: str) -> str:
     """Path with its last folder named `old` renamed to `new`."""
@@ -166,28 +158,27 @@ def index_files(names: Iterable[str]) -> dict[str, list[str]]:
     return index
 
 
-def spellings(written: str) -> list[str]:
-    """Paths that a name may mean: the name, or the path in an address (a.jpg?key=1, ?d=a.jpg), percent-encoded."""
+def paths_of(written: str) -> list[tuple[str, str]]:
+    """(path, key of `index_files`) for each file that a name may mean, the longest path first.
+
+    The name may lead from another machine's root, or be an address of the path (a.jpg?key=1, ?d=a.jpg, my%20a.jpg).
+    """
     local = re.findall(r"[?&]d=([^&]+)", written)  # a file of Label Studio
-    texts = [written, *local, written.partition("?")[0]]
-    return [plain_name(text) for text in dict.fromkeys([*texts, *map(unquote, texts)])]
-
-
-def keys_of(written: str) -> list[str]:
-    """Keys of `index_files` that a name may mean, the longest first. It may lead from another machine's root."""
-    keys = []
-    for text in spellings(written):
-        parts = [part for part in text.split("/") if part not in ("", ".")]
-        for name in ("/".join(parts[start:]) for start in range(len(parts))):
-            keys.append(stem_of(name) if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES else name)
-    return sorted(keys, key=lambda key: -key.count("/"))
+    texts, paths = [written, *local, written.partition("?")[0]], list[str]()
+    for text in dict.fromkeys([*texts, *map(unquote, texts)]):
+        parts = [part for part in plain_name(text).split("/") if part not in ("", ".")]
+        paths += ["/".join(parts[start:]) for start in range(len(parts))]
+    paths.sort(key=lambda path: -path.count("/"))
+    is_image = [os.path.splitext(path)[1].lower() in IMAGE_SUFFIXES for path in paths]
+    return [(path, stem_of(path) if is_one else path) for path, is_one in zip(paths, is_image)]
 
 
 def find_by_name(index: Mapping[str, list[str]], written: str) -> list[str]:
     """Images that a name in an annotation can mean, by `index_files`; of several suffixes, the one as written."""
-    found: list[str] = next((index[key] for key in keys_of(written) if key in index), [])
-    for change in (str, str.lower):
-        ends = tuple(change(text) for text in spellings(written))
-        if same := [file for file in found if any(end.endswith(change(plain_name(file))) for end in ends)]:
-            return same
-    return found
+    for path, key in paths_of(written):
+        if found := index.get(key):
+            for change in (str, str.lower):
+                if same := [file for file in found if change(plain_name(file)) == change(path)]:
+                    return same
+            return found
+    return []

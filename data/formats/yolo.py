@@ -6,19 +6,17 @@ What can follow the class id of a line; numbers are fractions of the image's wid
     x1 y1 x2 y2 x3 y3 ...         an outline, or the corners of an oriented box
     x y w h and K × D keypoints   if data.yaml has "kpt_shape: [K, D]"
 
-Another count, numbers that are not fractions, and lines that may be two of these are bad boxes.
+Another count and numbers that are not fractions are bad boxes.
 """
 
 import math
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
-from .reading import UNREADABLE, Box, Folder, Unusable, around, parse_text, reading, to_number
+from .reading import UNREADABLE, Box, Folder, around, parse_text, reading, to_number
 from .scene_builder import SceneBuilder
 from .split import ImageEntry, Split
 
@@ -28,28 +26,20 @@ NAME_FILES = (*DATA_FILES, "classes.txt", "obj.names")
 
 
 def list_images(split: Split) -> Iterator[ImageEntry]:
-    """Images; the annotation is (path of the text file, data of `read_data`, is_regular).
-
-    `is_regular`: all lines of the split that are longer than a box have one length, as keypoints and few outlines.
-    """
+    """Images; the annotation is (path of the text file, data of `read_data`)."""
     # LabelImg writes classes.txt into the folder of the labels.
     files = [split.folder.root / name for name in NAME_FILES] + [split.paths["labels"] / "classes.txt"]
     files = [split.paths["classes"]] if "classes" in split.paths else files
     path = next((path for path in files if path.is_file()), files[0])
     given = {"names": dict(enumerate(split.mapping.names))}
     data = read_data(path, split.folder) if path.is_file() or not split.mapping.names else given
-    entries, lengths = list(split.pairs("labels", ".txt")), set[int]()
-    for _, _, labels in entries:
-        with suppress(Unusable):  # `add_labels` reports it
-            text = split.folder.read(labels, parse_text, keep=True)
-            lengths |= {len(line.split()) for line in text.splitlines()} - set(range(6))
-    for name, where, labels in entries:
-        yield name, where, (labels, data, len(lengths) == 1)
+    for name, where, labels in split.pairs("labels", ".txt"):
+        yield name, where, (labels, data)
 
 
-def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[str, Any], bool]) -> None:
+def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[str, Any]]) -> None:
     """Add the box of each line."""
-    path, data, is_regular = annotation
+    path, data = annotation
     scene.scale = scene.width, scene.height
     for where, line in scene.split.folder.lines(path):
         first, *numbers = line.split()
@@ -57,7 +47,7 @@ def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[str, Any], bool
         if not class_id.is_integer() or len(numbers) < 4:
             scene.reject("bad record", where, f"{line[:80]!r} is not a class id with a box or an outline")
             continue
-        box, wrong = box_of(list(map(to_number, numbers)), data.get("keypoints", 0), is_regular)
+        box, wrong = box_of(list(map(to_number, numbers)), data.get("keypoints", 0))
         scene.add(data["names"].get(int(class_id), f"id {class_id:g}"), box, where, line[:80], wrong=wrong)
 
 
@@ -86,17 +76,16 @@ def read_data(path: Path, folder: Folder, keep: bool = False) -> dict[str, Any]:
     return data
 
 
-def box_of(values: list[float], keypoints: int, is_regular: bool) -> tuple[Box, str]:
+def box_of(values: list[float], keypoints: int) -> tuple[Box, str]:
     """(box in fractions of the numbers after a class id, why they cannot be one or "")."""
     count = len(values)
     if not all(map(math.isfinite, values)):
         return UNREADABLE, ""
     if keypoints and count not in (4, 4 + keypoints):
         return UNREADABLE, f"has {count} numbers; by kpt_shape of data.yaml it needs 4 + {keypoints}"
-    if not keypoints and (count % 2 or (count > 4 and is_regular and may_be_keypoints(values))):
-        needs = "it needs 4 for a box, or an even count for an outline that cannot be keypoints"
+    if not keypoints and count % 2:
         advice = 'keypoints need "kpt_shape" in data.yaml, confidences and ids of tracks must be removed'
-        return UNREADABLE, f"has {count} numbers; {needs}: {advice}"
+        return UNREADABLE, f"has {count} numbers; it needs 4 for a box, or an even count for an outline: {advice}"
     is_box = bool(keypoints) or count == 4
     low, high = (-2, 2) if is_box else (-0.5, 1.5)  # corners of an oriented box may lie outside
     values = values[:4] if is_box else values
@@ -106,20 +95,3 @@ def box_of(values: list[float], keypoints: int, is_regular: bool) -> tuple[Box, 
         return around(values[::2], values[1::2]), ""
     x, y, width, height = values
     return (x - width / 2, y - height / 2, x + width / 2, y + height / 2), ""
-
-
-def may_be_keypoints(values: list[float]) -> bool:
-    """Whether 6 or more numbers may be a box in its image with points in it, or with two scores."""
-    center, size, rest = np.array(values[:2]), np.array(values[2:4]), values[4:]
-    if (center - size / 2 < -0.01).any() or (center + size / 2 > 1.01).any():
-        return False
-    if len(rest) == 2:
-        return min(rest) >= 0 and max(rest) <= 1
-    if len(rest) == 4 and (abs(center + rest[:2] - size - rest[2:]) < 0.01).all():
-        return False  # a turned box: its diagonals have one middle
-    for length in (2, 3) if len(rest) % 3 == 0 else (2,):
-        points = np.reshape(rest, (-1, length))
-        is_inside = (2 * abs(points[:, :2] - center) <= size + 0.01).all(1) | (points[:, :2] == 0).all(1)
-        if is_inside.all() and np.isin(points[:, 2:], (0, 1, 2)).all():
-            return True
-    return False
