@@ -51,6 +51,7 @@ class Asked:
     image: Any
     questions: list[Question]
     pixels: torch.Tensor | None = None  # [1,3,H,W], unless the image is encoded
+    size: tuple[int, int] | None = None  # (width, height) of the image, where a subclass locates objects
 
 
 Item = tuple[int, Question, dict[str, Any]]  # the index of an image, a question about it, and what is found out

@@ -13,8 +13,9 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -46,6 +47,8 @@ SCHEMA = pa.schema(
     }
 )
 NOT_SURE = pa.field("not_sure", pa.bool_())  # one more column with --thresholds
+OBJECT = pa.struct({"label": pa.string(), "score": pa.float32(), "box": pa.list_(pa.float32())})
+OBJECTS = pa.field("objects", pa.list_(OBJECT))  # one more column with --locate; null if the image has a problem
 
 
 @dataclass(kw_only=True)
@@ -55,6 +58,7 @@ class LabelOptions(ModelOptions):
     device: Literal["cpu", "cuda"] | None = option(None, "by default GPUs if the machines have any")
     threads: int = option(2, "CPU cores of an actor")
     ask: list[str] = field(metadata={"help": "a question; repeat the option for more", "action": "extend"})
+    locate: list[str] | None = option(None, "classes of objects to locate in each image, or all")
     output_dir: str = field(metadata={"help": "folder to write to: a path, or a URL such as s3://bucket/labels"})
     column: str = option("image", "column of Parquet files with the images: bytes, or a struct with bytes")
     key_column: str | None = option(None, "column of Parquet files to use as key; without it, file and row number")
@@ -162,7 +166,22 @@ class StoredImage(NamedTuple):
 
 
 class StoredImagePipeline(TrafficVLMPipeline):
-    """A pipeline for `StoredImage`s, which its threads open. All answers about a bad image have its problem."""
+    """A pipeline for `StoredImage`s, which its threads open. All answers about a bad image have its problem.
+
+    Attributes:
+        labels: classes to locate; None for none.
+        objects: what was located in each image, in order; None for a bad image.
+    """
+
+    labels: list[str] | None = None
+    objects: list[list[dict[str, Any]] | None]
+
+    def _encode(self, rows: Sequence[Asked]) -> Any:
+        encoded = super()._encode(rows)
+        if self.labels:
+            for row, one in zip(rows, encoded):
+                self.objects.append(self.locate(one, self.labels, size=row.size) if row.size else None)
+        return encoded
 
     def preprocess(self, inputs: Asked, region: Any = None, image_size: Any = None) -> Asked:
         stored = inputs.image
@@ -170,7 +189,7 @@ class StoredImagePipeline(TrafficVLMPipeline):
             if not isinstance(stored.content, bytes):
                 raise DataError("this row has no image")
             image = open_image(stored.content, os.path.basename(stored.key))
-            return super().preprocess(replace(inputs, image=image), region, image_size)
+            return super().preprocess(replace(inputs, image=image, size=image.size), region, image_size)
         except (OSError, TypeError, ValueError) as error:
             problem = str(error) or type(error).__name__
         # A pass needs pixels for each of its images: here a black image, about which nothing is asked.
@@ -189,18 +208,20 @@ class Labeler:
 
     def __init__(self, options: LabelOptions, kind: str, prefix: str = ""):
         self.options, self.kind, self.prefix = options, kind, prefix
-        self.pipe = options.load(StoredImagePipeline)
+        self.pipe: Any = options.load(StoredImagePipeline)
+        self.pipe.labels = options.locate
         schema = SCHEMA if options.loaded_thresholds is None else SCHEMA.append(NOT_SURE)
+        schema = schema.append(OBJECTS) if options.locate else schema
         self.schema = pa.schema([*schema, pa.field("file", pa.string()), pa.field("warnings", pa.list_(pa.string()))])
 
     def __call__(self, block: pa.Table) -> pa.Table:
         """The labels of a block: a row for each image and question, with the image's file and the block's warnings."""
-        images = list(self.images(block))
+        images, self.pipe.objects = list(self.images(block)), []
         with image_warnings() as warnings:
             answers = list(self.pipe(iter(images), self.options.ask, batch_size=self.options.batch_size))
         rows = [
-            {"key": image.key, "file": image.file, "warnings": warnings, **item}
-            for image, items in zip(images, answers)
+            {"key": image.key, "file": image.file, "warnings": warnings, "objects": objects, **item}
+            for image, items, objects in zip(images, answers, self.pipe.objects or repeat(None))
             for item in items
         ]
         return pa.Table.from_pylist(rows, self.schema)
@@ -250,9 +271,12 @@ def check_questions(options: LabelOptions) -> dict[str, Any]:
 
     Raises:
         OSError: there is no such model.
-        ValueError: a question cannot be answered, or has a word that the model does not know.
+        ValueError: a question cannot be answered, or has a word that the model does not know; or a class cannot be
+            located.
     """
     pipe = replace(options, device="cpu").load()
+    if options.locate:
+        options.locate = sorted(pipe.read_labels(options.locate))
     questions = read_questions(pipe, options.ask)
     for question in questions:
         if question.unknown_words and not options.answer_untaught:
@@ -261,7 +285,7 @@ def check_questions(options: LabelOptions) -> dict[str, Any]:
         for note in answer_notes(question.item()):
             print(f"{question.text!r}: {note}", file=sys.stderr)
     options.ask = [question.text for question in questions]
-    names = ("bf16", "image_size", "region", "column", "key_column")
+    names = ("bf16", "image_size", "locate", "region", "column", "key_column")
     return {
         "questions": sorted(options.ask),
         "weights": checksum(pipe.model),
