@@ -120,9 +120,7 @@ class Page:
         """The image with the boxes of objects of these classes; None without an image."""
         if picture is None:
             return None
-        if not labels:
-            return picture.shown
-        return draw_objects(self.pipe, picture.shown, picture.encoded, labels)[0]
+        return draw_objects(self.pipe, picture.shown, picture.encoded, labels)[0] if labels else picture.shown
 
     def words(self, items: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], str | None]:
         """The words of answered questions as choices (label, "column:question"), and the choice to show first.

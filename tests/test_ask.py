@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tiny import save_folder, tiny_model
+from tiny import locating_model, save_folder, tiny_model
 from traffic_vlm.common.answers import map_strength
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.serving.options import ModelOptions
@@ -145,6 +145,27 @@ def test_a_region_and_thresholds_are_those_of_the_pipeline(pipe, folder, ask):
     assert found["score"] == found["p_yes"] == pytest.approx(item["p_yes"], abs=1e-5)
     ask("scene.png", CAR, "--overlay", "whole.png")
     assert Image.open("part.png").height > Image.open("whole.png").height  # half as wide as the square image
+
+
+def test_objects_are_located_with_and_without_questions(folder, ask):
+    options = ("--model", save_folder(locating_model(), folder / "locating"), "--region", "0.25,0,0.5,1")
+    objects = ModelOptions(str(folder / "locating"), "cpu", region="0.25,0,0.5,1").load().locate("scene.png", "bus")
+    assert objects
+    line = json.loads(ask("scene.png", "--locate", "bus", "--json", *options)[0])
+    assert line == {"image": "scene.png", "answers": [], "objects": objects}
+    rows = ask("scene.png", CAR, "--locate", "bus", "--overlay", "both.png", *options)[0].splitlines()
+    first = objects[0]
+    assert CAR in rows[1] and len(rows) == 2 + len(objects)
+    assert rows[2] == f"  bus  {first['score']:.2f}  box {','.join(f'{side:.0f}' for side in first['box'])}"
+    ask("scene.png", "--locate", "all", "--overlay", "boxes.png", *options)
+    assert [Image.open(name).width for name in ("both.png", "boxes.png")] == [2 * 344, 904]
+
+
+def test_a_class_that_is_not_located_is_named_once_before_any_image(folder, ask):
+    assert ask("scene.png", "scene.png", "--locate", "bus", status=2) == (
+        "",
+        "locate knows: nothing, as this model has no center head; got 'bus'\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tiny import save_folder, tiny_model
+from tiny import count_calls, locating_model, save_folder, tiny_model
 
 
 pa = pytest.importorskip("pyarrow")
@@ -101,6 +101,24 @@ def test_labels_are_the_items_of_the_pipeline_and_datasets_and_pandas_read_them(
     loaded = datasets.load_dataset("parquet", data_dir=str(output), cache_dir=str(tmp_path / "cache"))
     assert loaded["train"].to_list() == rows
     assert list(pandas.read_parquet(output)["key"]) == [row["key"] for row in rows]
+
+
+def test_each_row_has_the_objects_of_its_image_which_is_encoded_once(tmp_path):
+    model = str(save_folder(locating_model(), tmp_path / "model"))
+    contents = {"a.png": encoded_image(0), "b.png": b"text", "c.png": encoded_image(1)}
+    paths = sorted(write_images(tmp_path / "in", contents).iterdir())
+    asked = label_options(tmp_path / "out", model, QUESTIONS, locate=["car"])
+    labeler = Labeler(asked, "image")
+    passes = count_calls(labeler.pipe.model.model.vision_tower)
+    block = pa.table({"bytes": [path.read_bytes() for path in paths], "path": list(map(str, paths))})
+    a, _, b, _, c, again = labeler(block)["objects"].to_pylist()
+    assert passes == [1, 1] and b is None and c == again  # batches of two
+    for path, objects in ((paths[0], a), (paths[2], c)):
+        boxes = [pytest.approx(found["box"], abs=0.2) for found in labeler.pipe.locate(path, "car")]
+        assert boxes and [found["box"] for found in objects] == boxes
+    assert check_questions(asked)["locate"] == ["car"]
+    with pytest.raises(ValueError, match="locate knows: bus, car; got 'zebra'"):
+        check_questions(label_options(tmp_path / "out", model, locate=["zebra"]))
 
 
 def test_bad_images_have_a_problem_and_the_others_are_labeled(model, tmp_path):

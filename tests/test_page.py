@@ -5,14 +5,23 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tiny import ROOT, any_size_model, count_calls, free_port, save_folder, start_process, tiny_model
+from tiny import (
+    ROOT,
+    any_size_model,
+    count_calls,
+    free_port,
+    locating_model,
+    save_folder,
+    start_process,
+    tiny_model,
+)
 from traffic_vlm.common.answers import answer_text
 from traffic_vlm.data.grammar import question_type_of
 from traffic_vlm.data.suggestions import suggest_questions
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.images_traffic_vlm import Region
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
-from traffic_vlm.serving.overlay import attention_of_question, heat_over
+from traffic_vlm.serving.overlay import attention_of_question, draw_objects, heat_over
 
 
 page_module = pytest.importorskip("traffic_vlm.serving.page", reason='needs the extra "demo" (gradio)')
@@ -50,10 +59,21 @@ def test_the_size_is_a_choice_of_the_page(processor, photo):
     pipe = TrafficVLMPipeline(any_size_model(), processor=processor, device="cpu")
     blocks = page_module.build_page(pipe)
     [choose] = [one for one in blocks.fns.values() if getattr(one.fn, "__name__", "") == "choose_upload"]
-    assert [one.elem_id for one in choose.inputs] == ["image", "size"]
+    assert [one.elem_id for one in choose.inputs] == ["image", "size", "objects"]
     assert [side for _, side in choose.inputs[1].choices] == [256, 384, 512]
+    assert not choose.inputs[2].visible  # there is no center head
     for side, expected in ((None, 256), (384, 384)):
-        assert choose.fn({"path": photo}, side)[1].encoded.image_size == (expected, expected)
+        assert choose.fn({"path": photo}, side, [])[1].encoded.image_size == (expected, expected)
+
+
+def test_boxes_of_chosen_classes_are_drawn_on_the_image(processor, photo):
+    pipe = TrafficVLMPipeline(locating_model(), processor=processor, device="cpu")
+    blocks = page_module.build_page(pipe)
+    [choose] = [one for one in blocks.fns.values() if getattr(one.fn, "__name__", "") == "choose_upload"]
+    assert choose.inputs[2].visible and [label for label, _ in choose.inputs[2].choices] == ["bus", "car"]
+    shown, picture, *_ = choose.fn({"path": photo}, None, [])
+    boxed = choose.fn({"path": photo}, None, ["car"])[0]
+    assert shown == picture.shown and boxed == draw_objects(pipe, shown, picture.encoded, ["car"])[0] != shown
 
 
 def test_a_region_is_asked_about_and_shown(processor, photo):

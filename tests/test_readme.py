@@ -11,7 +11,7 @@ import transformers
 import yaml
 from PIL import Image
 
-from tiny import ROOT, any_size_model, new_process
+from tiny import ROOT, locating_model, new_process
 from traffic_vlm.evaluation.markdown import format_value, headline
 
 
@@ -36,7 +36,7 @@ OPTIONS = {
 
 def test_readme_runs(processor, tmp_path, monkeypatch, capsys):
     assert len(BLOCKS) >= 4
-    any_size_model().save_pretrained(tmp_path / "folder")
+    locating_model().save_pretrained(tmp_path / "folder")
     processor.save_pretrained(tmp_path / "folder")
     pixels = np.random.default_rng(0).integers(0, 255, (60, 90, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "scene.jpg")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from PIL import Image
 
-from tiny import any_size_model, count_calls, save_folder, tiny_model
+from tiny import any_size_model, count_calls, locating_model, save_folder, tiny_model
 
 
 for name in ("cachetools", "fastapi", "fastapi_offline", "httpx"):
@@ -150,6 +150,27 @@ def test_an_image_is_encoded_once_while_it_is_in_the_cache(start):
             assert len(seen) == encoded and answers[0] == [close_to(item) for item in answers[2]] != answers[1]
 
 
+def test_objects_are_those_of_the_pipeline_and_an_image_is_encoded_once_for_all_requests(tmp_path, client):
+    model = str(save_folder(locating_model(), tmp_path))
+    with TestClient(build_app(Settings(model, "cpu", threads=1, region="0.5,0,0.5,1"))) as other:
+        pipe, image = other.app.state.service.pipe, {"image": base64_of(png())}
+        every, buses = (pipe.locate(Image.open(io.BytesIO(png())), labels) for labels in (["bus", "car"], "bus"))
+        assert len(every) > len(buses) > 0
+        seen = count_images(other)
+        assert ask(other).status_code == 200
+        assert other.post("/v1/locate", json=image).json() == {"objects": every}
+        for body in (image | {"labels": "bus"}, image | {"labels": ["bus"]}):
+            assert other.post("/v1/locate", json=body).json() == {"objects": buses}
+        for labels, found in ((["bus", "car"], every), ("bus", buses)):
+            response = other.post("/v1/locate", files={"image": png()}, data={"labels": labels})
+            assert response.json() == {"objects": found}
+        assert len(seen) == 1
+        refused = other.post("/v1/locate", json=image | {"labels": ["bus", "zebra"]})
+        assert (refused.status_code, refused.json()["detail"]) == (422, "locate knows: bus, car; got 'zebra'")
+    refused = client.post("/v1/locate", json=image)
+    assert refused.status_code == 422 and "no center head" in refused.json()["detail"]
+
+
 # Bad input
 
 
@@ -260,10 +281,12 @@ def test_any_request_of_the_schema_gets_a_response_of_the_schema(client):
     from schemathesis.specs.openapi.checks import positive_data_acceptance
 
     budget = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-    [operation] = schemathesis.openapi.from_asgi("/openapi.json", client.app).get_all_operations()
+    operations = list(schemathesis.openapi.from_asgi("/openapi.json", client.app).get_all_operations())
+    assert len(operations) == 2
 
     def probe(case):
         # Excluded because random bytes are a valid upload, but no image.
         case.call_and_validate(session=client, excluded_checks=[positive_data_acceptance])
 
-    budget(given(case=operation.ok().as_strategy())(probe))()
+    for operation in operations:
+        budget(given(case=operation.ok().as_strategy())(probe))()

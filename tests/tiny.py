@@ -71,9 +71,19 @@ def tiny_model(seed: int = 0, **fields) -> TrafficVLMForConditionalGeneration:
     return TrafficVLMForConditionalGeneration(tiny_config(**fields)).eval()
 
 
-def any_size_model() -> TrafficVLMForConditionalGeneration:
+def any_size_model(**vision) -> TrafficVLMForConditionalGeneration:
     """A tiny model with the project's own tower, which reads images of any size; above 256 pixels it pools tokens."""
-    return tiny_model(vision=TINY_TOWER | {"model_type": "traffic_vlm_vision", "pool_above": 256})
+    return tiny_model(vision=TINY_TOWER | {"model_type": "traffic_vlm_vision", "pool_above": 256} | vision)
+
+
+def locating_model() -> TrafficVLMForConditionalGeneration:
+    """A tiny model with a center head that sees buses and cars in many places."""
+    model = any_size_model(located={"bus": 0.0, "car": 0.0})
+    with torch.no_grad():
+        heat = model.model.vision_tower.center_head.heat
+        heat.weight.mul_(50)
+        heat.bias.zero_()
+    return model
 
 
 def yes_no_model(**fields) -> TrafficVLMForConditionalGeneration:

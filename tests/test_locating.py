@@ -1,0 +1,88 @@
+"""Points and boxes: objects and counts of hand-made maps, and `pipeline.locate` in pixels of the image."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tiny import close, locating_model, tiny_model
+from traffic_vlm.locating_traffic_vlm import TrafficVLMCounts, find_objects
+from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
+from traffic_vlm.serving.overlay import draw_objects
+
+
+BOX, POINT = [0.1875, 0.0625, 0.4375, 0.5625], [0.3125, 0.3125]  # of the car in the third column and second row
+
+
+@pytest.fixture(scope="module")
+def vqa(processor):
+    return TrafficVLMPipeline(model=locating_model(), processor=processor, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def picture():
+    return Image.fromarray(np.random.default_rng(0).integers(0, 255, (48, 80, 3), dtype=np.uint8))
+
+
+@pytest.fixture
+def centers():
+    """Centers [6,4,8] of two classes: no bus, a car of 0.9 beside a lower cell, and one of 0.6 at the right edge."""
+    centers = torch.full((6, 4, 8), -9.0)
+    centers[1, 1, 2], centers[1, 1, 3], centers[1, 3, 7] = (math.log(p / (1 - p)) for p in (0.9, 0.8, 0.6))
+    centers[2:] = torch.tensor([math.log(0.25), math.log(0.5), 0.5, 0.25])[:, None, None]
+    return centers
+
+
+def test_an_object_is_the_highest_cell_around_it(centers):
+    [(score, *place), edge] = find_objects(centers, 1, 0.5)
+    assert score == pytest.approx(0.9)
+    assert place == [pytest.approx(BOX), pytest.approx(POINT)]
+    assert edge[1] == pytest.approx([0.8125, 0.5625, 1, 1])  # cut at the edges of the image
+    assert len(find_objects(centers, 1, 0.7)) == 1 and find_objects(centers, 0, 0) == []
+
+
+def test_counts_are_sums_of_peaks_in_the_image_and_in_its_thirds(centers):
+    counts = TrafficVLMCounts(2, 5)
+    sums = torch.tensor([[0, 0, 0, 0], [1.5, 0.9, 0, 0.6]])
+    expected = counts.classes.weight + counts.fc2(torch.nn.functional.gelu(counts.fc1(sums.log1p())))
+    close(counts(centers[None])[0], expected)
+
+
+def test_places_are_pixels_of_the_image(vqa, picture, centers):
+    encoded = replace(vqa.encode(picture), centers=centers[None])
+    car, edge = vqa.locate(encoded, size=picture.size)
+    assert car == {"label": "car", "score": 0.9, "box": [15, 3, 35, 27], "point": [25, 15]}
+    assert edge["box"] == [65, 27, 80, 48] and vqa.locate(encoded, "bus") == []
+    assert vqa.locate(encoded, ["car"])[0]["box"] == [48, 16, 112, 144]  # of 256 × 256, at which it was encoded
+    boxes, count = draw_objects(vqa, picture, encoded, ["car"])
+    assert count == 2 and [boxes.getpixel((x, 24)) for x in (14, 15)] == [(0, 0, 0), (255, 255, 0)]
+
+
+def test_a_region_is_located_as_its_crop(vqa, processor, picture):
+    region = (0.5, 0.25, 0.5, 0.75)  # from 40, 12
+    expected = [
+        found | {"box": [x0 + 40, y0 + 12, x1 + 40, y1 + 12], "point": [x + 40, y + 12]}
+        for found in vqa.locate(picture.crop((40, 12, 80, 48)))
+        for (x0, y0, x1, y1), (x, y) in [(found["box"], found["point"])]
+    ]
+    own = TrafficVLMPipeline(model=vqa.model, processor=processor, device="cpu", region=region)
+    encoded = vqa.encode(picture, region)
+    for objects in (
+        vqa.locate(picture, region=region),
+        vqa.locate(encoded, region=region, size=picture.size),
+        own.locate(picture),
+        own.locate(own.encode(picture), size=picture.size),
+    ):
+        assert objects == [{k: v if k == "label" else pytest.approx(v) for k, v in one.items()} for one in expected]
+    assert {found["label"] for found in expected} == {"bus", "car"}
+
+
+def test_a_class_that_is_not_located_is_an_error(vqa, processor, picture):
+    with pytest.raises(ValueError, match="locate knows: bus, car; got 'zebra'"):
+        vqa.locate(picture, ["bus", "zebra"])
+    plain = TrafficVLMPipeline(model=tiny_model(), processor=processor, device="cpu")
+    with pytest.raises(ValueError, match="locate knows: nothing, as this model has no center head"):
+        plain.locate(picture)
