@@ -23,6 +23,8 @@ MOST = 100  # objects of a class in an image
 WIDTH = 128
 FAINT = 0.05  # peaks below are not counted
 
+Found = tuple[float, list[float], list[float]]  # score, box (left, top, right, bottom) and point (x, y) of an object
+
 
 class TrafficVLMCenterHead(nn.Module):
     """Heat and shape of the centers of `classes` classes, from patches and the finest feature map."""
@@ -84,8 +86,8 @@ def peaks(logits: torch.Tensor) -> torch.Tensor:
     return heat * is_peak
 
 
-def find_objects(centers: torch.Tensor, index: int, threshold: float) -> list[tuple[float, list[float], list[float]]]:
-    """(score, box, point) of each object of one class in one image, best first; fractions of its width and height.
+def find_objects(centers: torch.Tensor, index: int, threshold: float) -> list[Found]:
+    """Score, box and point of each object of one class in one image, best first; fractions of its width and height.
 
     Args:
         centers: [K + 4,rows,columns] of a center head.

@@ -61,6 +61,7 @@ from .checks_traffic_vlm import (
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig, height_and_width
 from .fast_traffic_vlm import Fast, checksum, fast_context
 from .generation_traffic_vlm import MAX_NEW_TOKENS, TrafficVLMGenerationMixin
+from .locating_traffic_vlm import Found, find_objects
 from .scoring_traffic_vlm import TrafficVLMScoringMixin, attention_maps, question_states
 from .vision_traffic_vlm import TrafficVLMVisionModel
 
@@ -599,6 +600,18 @@ class TrafficVLMFullModel(TrafficVLMPreTrainedModel):
         version = self.model.weights_version()  # first, so that it need not wait for a GPU that encodes
         images: Any = self.model.choose_images(pixel_values, None, encoder_attention_mask)
         return replace(images, weights_version=version)
+
+    def locate(self, encoded_images: EncodedImages, label: str, threshold: float | None = None) -> list[list[Found]]:
+        """For each image the objects of a class, best first; see `find_objects`.
+
+        Args:
+            label: a class of `located` in the configuration of the tower, which must have a center head.
+            threshold: score from which an object is reported; by default that of the configuration.
+        """
+        located = self.config.vision_config.located
+        threshold, index = located[label] if threshold is None else threshold, [*located].index(label)
+        centers: Any = encoded_images.centers
+        return [find_objects(one, index, threshold) for one in centers.cpu()]
 
     def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
         """Image tokens, as of `TrafficVLMModel.get_image_features`."""

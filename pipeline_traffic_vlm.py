@@ -32,7 +32,6 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_traffic_vlm import check_image_size
 from .images_traffic_vlm import BYTES, Region, read_file, to_rgb
-from .locating_traffic_vlm import find_objects
 from .question_traffic_vlm import Question
 
 
@@ -254,7 +253,6 @@ class TrafficVLMPipeline(Pipeline):
             picture = to_rgb(image)
             image, size = self.encode(picture, part, image_size), picture.size
         left, top, right, bottom = part.box(size) if size else (0, 0, *image.image_size[::-1])
-        centers = image.centers[0].cpu()
 
         def in_pixels(fractions: list[float]) -> list[float]:  # x, y, or x, y, x, y
             starts, sides = (left, top) * 2, (right - left, bottom - top) * 2
@@ -262,9 +260,8 @@ class TrafficVLMPipeline(Pipeline):
 
         objects = [
             {"label": name, "score": round(score, 4), "box": in_pixels(box), "point": in_pixels(point)}
-            for index, (name, threshold) in enumerate(self.located.items())
-            if name in names
-            for score, box, point in find_objects(centers, index, threshold)
+            for name in names
+            for score, box, point in self.model.locate(image, name)[0]
         ]
         return sorted(objects, key=lambda found: -found["score"])
 

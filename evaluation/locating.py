@@ -16,7 +16,7 @@ import pandas as pd
 
 from ..data.scene import scene_of
 from ..data.truth import NO_GROUP, GroundTruth
-from ..locating_traffic_vlm import FAINT, find_objects
+from ..locating_traffic_vlm import FAINT
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from .predict import Row
 
@@ -41,11 +41,9 @@ def _match_image(pipe: TrafficVLMPipeline, row: Row) -> Iterator[tuple[Any, ...]
     if scene is None:
         return
     truth, half = GroundTruth(scene), sha256(f"{row['source']}/{row['image_id']}".encode()).digest()[0] % 2
-    known = [(index, label) for index, label in enumerate(pipe.located) if label in truth.exhaustive]
-    if not known:
-        return
-    centers = pipe.encode(row["image"]).centers[0].cpu()
-    for index, label in known:
+    known = [label for label in pipe.located if label in truth.exhaustive]
+    encoded = pipe.encode(row["image"]) if known else None
+    for label in known:
         group = truth.groups.get(label, NO_GROUP)
         scale = (scene.width, scene.height) * 2
         clear, unclear = (
@@ -54,7 +52,7 @@ def _match_image(pipe: TrafficVLMPipeline, row: Row) -> Iterator[tuple[Any, ...]
         )
         small = [box for box in clear if _side(box) < MIN_SIDE]
         missed = [box for box in clear if _side(box) >= MIN_SIDE]
-        for score, sides, (x, y) in find_objects(centers, index, FAINT):
+        for score, sides, (x, y) in pipe.model.locate(encoded, label, FAINT)[0]:
             around = [box for box in missed if _has(box, x, y)]
             if around:
                 best = max(around, key=lambda box: _iou(box, sides))

@@ -4,30 +4,25 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-import torch
 from PIL import Image
 
-from traffic_vlm.cache_traffic_vlm import EncodedImages
 from traffic_vlm.data.scene import Scene, SceneObject
-from traffic_vlm.evaluation import locating
 from traffic_vlm.evaluation.locating import fit_score, locating_table, match_objects
 
 
 COLUMNS = ["label", "half", "score", "is_right", "side", "iou"]
 
 
-def test_points_are_matched_with_boxes_once(monkeypatch):
+def test_points_are_matched_with_boxes_once():
     """Two points in one box, one beside all boxes, one on a hidden car, and a car without a point."""
     cars = [(0, 0, 100, 100), (200, 200, 300, 300), (300, 0, 400, 100)]
     objects = (*(SceneObject("car", box) for box in cars[:2]), SceneObject("car", cars[2], visible=0.1))
     scene = Scene(400, 400, objects, exhaustive=frozenset({"car"}))
     found = [(0.9, [0, 0, 0.25, 0.25], [0.1, 0.1]), (0.8, [0, 0, 0.2, 0.2], [0.12, 0.12])]
     found += [(0.7, [0.4, 0.1, 0.6, 0.3], [0.5, 0.2]), (0.6, [0.75, 0, 1, 0.25], [0.9, 0.1])]
-    monkeypatch.setattr(locating, "find_objects", lambda centers, index, threshold: found)
 
-    pipe = SimpleNamespace(
-        located={"bus": 0.3, "car": 0.3}, encode=lambda image: EncodedImages((), centers=torch.ones(1))
-    )
+    model = SimpleNamespace(locate=lambda encoded, label, threshold: [found])
+    pipe = SimpleNamespace(located={"bus": 0.3, "car": 0.3}, encode=lambda image: None, model=model)
     row = {"scene": scene.to_json(), "image": Image.new("RGB", (8, 8)), "source": "a", "image_id": "b"}
     table = match_objects(pipe, [row])
     assert table[["label", "score", "is_right"]].values.tolist() == [
