@@ -31,6 +31,7 @@ from transformers import Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_traffic_vlm import check_image_size
+from .describing_traffic_vlm import QUESTIONS, Caption
 from .images_traffic_vlm import BYTES, Region, read_file, to_rgb
 from .question_traffic_vlm import Question
 
@@ -277,6 +278,33 @@ class TrafficVLMPipeline(Pipeline):
             known = ", ".join(self.located) or "nothing, as this model has no center head"
             raise ValueError(f"locate knows: {known}" + (f"; got {unknown[0]!r:.80}" if unknown else ""))
         return [*self.located] if "all" in names else names
+
+    def describe(
+        self, image: Any, sure: float = 0.8, region: Any = None, image_size: Any = None
+    ) -> dict[str, str | list[dict[str, Any]]]:
+        """A caption of one image, of what is sure: {"caption", "facts": [{"question", "p_yes"}]}.
+
+        The facts are the answers that the caption says. Sides and numbers need a model with a center head.
+
+        Args:
+            image: as in a call, or an encoded image.
+            sure: P(yes) from which a yes is sure, and P(no) from which it is sure that no road is in view.
+            region, image_size: as of `encode`.
+
+        Raises:
+            ValueError, TypeError: `sure` is not in 0.5..1; an image that cannot be read, or several images.
+        """
+        if not 0.5 <= sure <= 1:
+            raise ValueError(f"sure must be in 0.5..1, got {sure}")
+        encoded = image if hasattr(image, "key_values") else self.encode(image, region, image_size)
+        if len(encoded) != 1:
+            raise ValueError(f"describe takes one image, got {len(encoded)}")
+        items = self(encoded, [*QUESTIONS], answer_untaught=False)
+        p_yes = {item["question"]: item["p_yes"] for item in items if item["p_yes"] is not None}
+        objects = self.locate(encoded) if encoded.centers is not None else []
+        centers = [(found["label"], found["point"][0] / encoded.image_size[1]) for found in objects]
+        caption = Caption(p_yes, centers, sure)
+        return {"caption": caption.text, "facts": [{"question": one, "p_yes": p_yes[one]} for one in caption.said]}
 
     def read_question(self, text: str, answer_untaught: bool | None = None) -> Question:
         """The question, checked and tokenized. Its refusal is a problem, unless `answer_untaught`.
