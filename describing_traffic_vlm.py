@@ -114,7 +114,8 @@ class Caption:
     def thing(self, words: Mapping[str, str]) -> str:
         """A phrase such as "three cars ahead"; "" if it is not sure that there are any.
 
-        A number is said if as many are located and the answers agree. A side is said if all are located there.
+        A number is said if as many are located, the answers agree, and more are surely not there. A side is said if
+        all are located there.
         """
         name = self.say(words)
         if not name:
@@ -129,7 +130,7 @@ class Caption:
             text = with_article(name)
         elif number >= SEVERAL:
             text = f"{'many' if number >= MANY else 'several'} {THINGS[name]}"
-        elif thirds and more[number - 1] >= 0.5 > more[number]:
+        elif thirds and more[number - 1] >= 0.5 and more[number] <= 1 - self.sure:
             text = f"{NUMBERS[number]} {THINGS[name]}"
             self.said.append(more_than(number - 1, name))
         else:

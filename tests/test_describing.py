@@ -42,9 +42,17 @@ CARS = [("car", 0.4), ("car", 0.5), ("car", 0.6)]
 )  # fmt: skip
 def test_sentences(yes, objects, text):
     assert {*yes} <= {*QUESTIONS}
-    caption = Caption(dict.fromkeys(QUESTIONS, 0.3) | dict.fromkeys(yes, 0.9), objects)
+    no = {question: 0.1 if "more than" in question else 0.3 for question in QUESTIONS}
+    caption = Caption(no | dict.fromkeys(yes, 0.9), objects)
     assert caption.text == text
     assert {*caption.said} <= {*yes}
+
+
+def test_numbers_are_sure():
+    p_yes = {CAR: 0.9, MORE[0]: 0.9, MORE[1]: 0.6, MORE[2]: 0.19}
+    assert Caption(p_yes, CARS).text == "Three cars in the middle."
+    assert Caption(p_yes | {MORE[2]: 0.3}, CARS).text == "Cars in the middle."
+    assert Caption(p_yes | {MORE[1]: 0.1}, CARS).text == "Cars in the middle."  # the answers do not agree
 
 
 def test_of_values_that_exclude_each_other_only_the_likeliest_is_said():
