@@ -5,6 +5,7 @@
     python scripts/ask.py a.jpg b.jpg --ask "Is it raining?" --overlay out.png    # attention maps of each image
     python scripts/ask.py a.jpg "Is the traffic light red?" --region 0.25,0,0.5,0.5    # far objects: a part, larger
     python scripts/ask.py a.jpg --locate bus "traffic light"             # scores and boxes of objects, or of all
+    python scripts/ask.py frames/ --describe                             # a caption of each image
     python scripts/ask.py --list                                         # what can I ask?
 
 An image is a file or a folder. Words that exist as a file or folder, or end like an image file, are images, and all
@@ -54,8 +55,8 @@ def object_table(objects: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"  {found['label']:<{width}}  {found['score']:.2f}  box {box}" for found, box in zip(objects, boxes)]
 
 
-def ask(options: AskOptions, images: Sequence[str], questions: list[str], as_json: bool) -> int:
-    """Answer questions about images. Returns the number of images with a problem."""
+def ask(options: AskOptions, images: Sequence[str], questions: list[str], as_json: bool, captioned: bool) -> int:
+    """Answer questions about images, which may be captioned. Returns the number of images with a problem."""
     found = [list_images(Path(image)) for image in images]
     paths = [path for files, _ in found for path in files]
     for note in dict.fromkeys(note for _, note in found if note):
@@ -69,15 +70,17 @@ def ask(options: AskOptions, images: Sequence[str], questions: list[str], as_jso
             encoded = pipe.encode(image)
             items = pipe(encoded, questions) if questions else []
             objects = pipe.locate(encoded, labels, size=image.size) if labels else []
+            captions = [pipe.describe(encoded)["caption"]] if captioned else []
         except (ValueError, OSError, FloatingPointError) as error:
             print(error, file=sys.stderr)
             failed += 1
             continue
         if as_json:
             line = {"image": str(path), "answers": items} | ({"objects": objects} if labels else {})
+            line |= {"caption": captions[0]} if captioned else {}
             print(json.dumps(line), flush=True)
         else:
-            print(path, *answer_table(items), *object_table(objects), sep="\n", flush=True)
+            print(path, *captions, *answer_table(items), *object_table(objects), sep="\n", flush=True)
         answered = [item for item in items if item["answer"] is not None]
         failed += len(answered) < len(items)
         if overlay and (answered or labels):
@@ -92,6 +95,7 @@ def main() -> int:
     parser.add_argument("words", metavar="IMAGE/QUESTION", nargs="*", help="files, folders; questions in quotes")
     parser.add_argument("--ask", action="append", default=[], metavar="QUESTION", help="may be given many times")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each image")
+    parser.add_argument("--describe", action="store_true", help="print a caption of each image, of what is sure")
     parser.add_argument("--list", action="store_true", help="print what can be asked: kinds of question, and nouns")
     options, asked = parser.parse_args_into_dataclasses()
     if asked.list:
@@ -105,9 +109,9 @@ def main() -> int:
     questions = [word for word in asked.words if word not in images] + asked.ask
     if not images:
         parser.error("there is no image: neither a file nor a folder has such a name")
-    if not questions and not options.locate:
+    if not (questions or options.locate or asked.describe):
         parser.error("there is no question: write it in quotes after the images, or after --ask")
-    return int(ask(options, images, questions, asked.json) > 0)
+    return int(ask(options, images, questions, asked.json, asked.describe) > 0)
 
 
 if __name__ == "__main__":

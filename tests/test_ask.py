@@ -168,6 +168,14 @@ def test_a_class_that_is_not_located_is_named_once_before_any_image(folder, ask)
     )
 
 
+def test_captions_are_those_of_the_pipeline(pipe, ask):
+    caption = pipe.describe("scene.png")["caption"]
+    assert ask("scene.png", "--describe")[0].splitlines() == ["scene.png", caption]
+    assert ask("--describe", "scene.png", CAR)[0].splitlines()[:2] == ["scene.png", caption]
+    line = json.loads(ask("scene.png", "--describe", "--json")[0])
+    assert line == {"image": "scene.png", "answers": [], "caption": caption}
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [(["text.jpg"], 1, "text.jpg"), (["scene.png", "--model", "torn"], 2, "torn: no model can be loaded")],
