@@ -121,6 +121,16 @@ class LocateResponse(ImageResponse):
     objects: list[Object]
 
 
+class Fact(BaseModel):
+    question: str
+    p_yes: Annotated[float, Field(description="calibrated P(yes)")]
+
+
+class DescribeResponse(ImageResponse):
+    caption: str
+    facts: Annotated[list[Fact], Field(description="answers that the caption says")]
+
+
 class Problem(BaseModel):
     detail: str
 
@@ -170,6 +180,13 @@ class Service:
         encoded, size, warnings = self.encode(asked)
         objects = self.pipe.locate(encoded, asked.labels, size=size)
         return LocateResponse.model_validate({"objects": objects} | ({"warnings": warnings} if warnings else {}))
+
+    def describe(self, asked: ImageRequest) -> DescribeResponse:
+        """A caption of the image, of what is sure. Raises a ValueError if it cannot be read."""
+        encoded, _, warnings = self.encode(asked)
+        return DescribeResponse.model_validate(
+            self.pipe.describe(encoded) | ({"warnings": warnings} if warnings else {})
+        )
 
 
 async def check_key(
@@ -262,6 +279,12 @@ async def answer(request: Request) -> AnswerResponse:
 async def locate(request: Request) -> LocateResponse:
     """Locate objects in an image."""
     return await run(request, request.app.state.service.locate, LocateRequest)
+
+
+@router.post("/v1/describe", openapi_extra=describe(ImageRequest), **SHARED)
+async def describe_image(request: Request) -> DescribeResponse:
+    """Describe an image in one or two sentences, of what is sure."""
+    return await run(request, request.app.state.service.describe, ImageRequest)
 
 
 def build_app(settings: Settings, api_key: str | None = None) -> FastAPI:

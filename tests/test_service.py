@@ -171,6 +171,19 @@ def test_objects_are_those_of_the_pipeline_and_an_image_is_encoded_once_for_all_
     assert refused.status_code == 422 and "no center head" in refused.json()["detail"]
 
 
+def test_an_image_is_described_once_encoded_for_all_requests(client):
+    described = client.app.state.service.pipe.describe(Image.open(io.BytesIO(png(7))))
+    seen = count_images(client)
+    responses = [client.post("/v1/describe", json={"image": base64_of(png(7))})]
+    responses.append(client.post("/v1/describe", files={"image": png(7)}))
+    for response in responses:
+        assert response.status_code == 200 and response.json()["caption"] == described["caption"]
+        assert response.json()["facts"] == [close_to(fact) for fact in described["facts"]]
+    assert len(seen) == 1
+    refused = client.post("/v1/describe", json={"image": base64_of(b"text")})
+    assert refused.status_code == 422 and "cannot be read as an image" in refused.json()["detail"]
+
+
 # Bad input
 
 
