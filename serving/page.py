@@ -163,7 +163,7 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
     no_words = gr.Column(visible=False), gr.Dropdown(choices=[], value=None)
 
     def choose(path: str | Path | None, image_size: int | None, labels: Sequence[str]) -> tuple[Any, ...]:
-        picture, status = None, ""
+        picture, status, description = None, "", ""
         if path:
             start = time.perf_counter()
             try:
@@ -172,9 +172,10 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
                 for warning in warnings:
                     gr.Warning(warning)
                 status = f"Image encoded in {1000 * (time.perf_counter() - start):.0f} ms."
+                description = pipe.describe(picture.encoded)["caption"]
             except ValueError as error:
                 gr.Warning(str(error), duration=None)
-        return page.boxes(labels, picture), picture, status, "", *no_words
+        return page.boxes(labels, picture), picture, description, status, "", *no_words
 
     def choose_upload(file: dict[str, Any] | None, image_size: int | None, labels: Sequence[str]) -> tuple[Any, ...]:
         return choose(file["path"] if file else None, image_size, labels)
@@ -199,6 +200,7 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
         with gr.Row():
             with gr.Column():
                 image = gr.Image(label="Image", show_label=False, height=320, buttons=[], elem_id="image")
+                described = gr.Markdown(elem_id="description")
                 examples = gr.Dataset(
                     label="Example photographs",
                     components=[image],
@@ -244,7 +246,7 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
         queue: dict[str, Any] = {"show_progress_on": answers, "concurrency_id": "model"}
         asked = [status, answers, words, word]
         asking = gr.on([button.click, questions.submit], ask, [questions, encoded], asked, **queue)
-        chosen = [image, encoded, *asked]
+        chosen = [image, encoded, described, *asked]
         # preprocess=False passes on any file: `open_image` says what is wrong with it, Gradio would not.
         uploads = [image.input, image.clear]
         gr.on(uploads, choose_upload, [image, size, objects], chosen, preprocess=False, cancels=[asking], **queue)
