@@ -49,6 +49,7 @@ SCHEMA = pa.schema(
 NOT_SURE = pa.field("not_sure", pa.bool_())  # one more column with --thresholds
 OBJECT = pa.struct({"label": pa.string(), "score": pa.float32(), "box": pa.list_(pa.float32())})
 OBJECTS = pa.field("objects", pa.list_(OBJECT))  # one more column with --locate; null if the image has a problem
+CAPTION = pa.field("caption", pa.string())  # one more column with --describe; null if the image has a problem
 
 
 @dataclass(kw_only=True)
@@ -59,6 +60,7 @@ class LabelOptions(ModelOptions):
     threads: int = option(2, "CPU cores of an actor")
     ask: list[str] = field(metadata={"help": "a question; repeat the option for more", "action": "extend"})
     locate: list[str] | None = option(None, "classes of objects to locate in each image, or all")
+    describe: bool = option(False, "add a caption of each image, of what is sure")
     output_dir: str = field(metadata={"help": "folder to write to: a path, or a URL such as s3://bucket/labels"})
     column: str = option("image", "column of Parquet files with the images: bytes, or a struct with bytes")
     key_column: str | None = option(None, "column of Parquet files to use as key; without it, file and row number")
@@ -171,20 +173,30 @@ class StoredImagePipeline(TrafficVLMPipeline):
     Attributes:
         labels: classes to locate; None for none.
         objects: what was located in each image, in order; None for a bad image.
+        describes: whether images get captions.
+        captions: of each image, in order; None for a bad image.
     """
 
     labels: list[str] | None = None
     objects: list[list[dict[str, Any]] | None]
+    describes = False
+    captions: list[str | None]
 
     def _encode(self, rows: Sequence[Asked]) -> Any:
         encoded = super()._encode(rows)
-        if self.labels:
-            for row, one in zip(rows, encoded):
+        if rows[0].pixels is None:  # `describe` asks about an encoded image
+            return encoded
+        for row, one in zip(rows, encoded):
+            if self.labels:
                 self.objects.append(self.locate(one, self.labels, size=row.size) if row.size else None)
+            if self.describes:
+                self.captions.append(self.describe(one)["caption"] if row.size else None)
         return encoded
 
     def preprocess(self, inputs: Asked, region: Any = None, image_size: Any = None) -> Asked:
         stored = inputs.image
+        if hasattr(stored, "key_values"):
+            return super().preprocess(inputs, region, image_size)
         try:
             if not isinstance(stored.content, bytes):
                 raise DataError("this row has no image")
@@ -209,19 +221,22 @@ class Labeler:
     def __init__(self, options: LabelOptions, kind: str, prefix: str = ""):
         self.options, self.kind, self.prefix = options, kind, prefix
         self.pipe: Any = options.load(StoredImagePipeline)
-        self.pipe.labels = options.locate
+        self.pipe.labels, self.pipe.describes = options.locate, options.describe
         schema = SCHEMA if options.loaded_thresholds is None else SCHEMA.append(NOT_SURE)
         schema = schema.append(OBJECTS) if options.locate else schema
+        schema = schema.append(CAPTION) if options.describe else schema
         self.schema = pa.schema([*schema, pa.field("file", pa.string()), pa.field("warnings", pa.list_(pa.string()))])
 
     def __call__(self, block: pa.Table) -> pa.Table:
         """The labels of a block: a row for each image and question, with the image's file and the block's warnings."""
-        images, self.pipe.objects = list(self.images(block)), []
+        images, self.pipe.objects, self.pipe.captions = list(self.images(block)), [], []
         with image_warnings() as warnings:
             answers = list(self.pipe(iter(images), self.options.ask, batch_size=self.options.batch_size))
         rows = [
-            {"key": image.key, "file": image.file, "warnings": warnings, "objects": objects, **item}
-            for image, items, objects in zip(images, answers, self.pipe.objects or repeat(None))
+            {"key": image.key, "file": image.file, "warnings": warnings, "objects": objects, "caption": caption} | item
+            for image, items, objects, caption in zip(
+                images, answers, self.pipe.objects or repeat(None), self.pipe.captions or repeat(None)
+            )
             for item in items
         ]
         return pa.Table.from_pylist(rows, self.schema)
@@ -289,6 +304,7 @@ def check_questions(options: LabelOptions) -> dict[str, Any]:
     return {
         "questions": sorted(options.ask),
         "weights": checksum(pipe.model),
+        "describe": options.describe or None,
         "temperature": pipe.model.config.yes_no_temperature,
         "thresholds": digest(Path(options.thresholds).read_text()) if options.thresholds else None,
         **{name: getattr(options, name) for name in names},

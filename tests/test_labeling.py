@@ -121,6 +121,21 @@ def test_each_row_has_the_objects_of_its_image_which_is_encoded_once(tmp_path):
         check_questions(label_options(tmp_path / "out", model, locate=["zebra"]))
 
 
+def test_captions_are_those_of_the_pipeline_and_each_image_is_encoded_once(tmp_path):
+    model = str(save_folder(locating_model(), tmp_path / "model"))
+    contents = {"a.png": encoded_image(0), "b.png": b"text", "c.png": encoded_image(1)}
+    paths = sorted(write_images(tmp_path / "in", contents).iterdir())
+    labeler = Labeler(label_options(tmp_path / "out", model, locate=["car"], describe=True), "image")
+    passes = count_calls(labeler.pipe.model.model.vision_tower)
+    block = pa.table({"bytes": [path.read_bytes() for path in paths], "path": list(map(str, paths))})
+    labels = labeler(block)
+    assert passes == [1, 1]  # batches of two
+    pipe = ModelOptions(model, "cpu").load()
+    expected = [pipe.describe(paths[0])["caption"], None, pipe.describe(paths[2])["caption"]]
+    assert labels["caption"].to_pylist() == expected
+    assert [objects is None for objects in labels["objects"].to_pylist()] == [False, True, False]
+
+
 def test_bad_images_have_a_problem_and_the_others_are_labeled(model, tmp_path):
     contents = {"cut.png": encoded_image(1)[:500], "empty.png": b"", "good.png": encoded_image(0), "text.png": b"text"}
     label_files(sorted(write_images(tmp_path / "in", contents).iterdir()), tmp_path / "out", model, QUESTIONS)
