@@ -71,7 +71,8 @@ def test_boxes_of_chosen_classes_are_drawn_on_the_image(processor, photo):
     blocks = page_module.build_page(pipe)
     [choose] = [one for one in blocks.fns.values() if getattr(one.fn, "__name__", "") == "choose_upload"]
     assert choose.inputs[2].visible and [label for label, _ in choose.inputs[2].choices] == ["bus", "car"]
-    shown, picture, *_ = choose.fn({"path": photo}, None, [])
+    shown, picture, description, *_ = choose.fn({"path": photo}, None, [])
+    assert description == pipe.describe(picture.encoded)["caption"]
     boxed = choose.fn({"path": photo}, None, ["car"])[0]
     assert shown == picture.shown and boxed == draw_objects(pipe, shown, picture.encoded, ["car"])[0] != shown
 

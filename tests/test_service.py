@@ -295,7 +295,7 @@ def test_any_request_of_the_schema_gets_a_response_of_the_schema(client):
 
     budget = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     operations = list(schemathesis.openapi.from_asgi("/openapi.json", client.app).get_all_operations())
-    assert len(operations) == 2
+    assert len(operations) == 3
 
     def probe(case):
         # Excluded because random bytes are a valid upload, but no image.
