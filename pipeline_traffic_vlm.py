@@ -279,9 +279,7 @@ class TrafficVLMPipeline(Pipeline):
             raise ValueError(f"locate knows: {known}" + (f"; got {unknown[0]!r:.80}" if unknown else ""))
         return [*self.located] if "all" in names else names
 
-    def describe(
-        self, image: Any, sure: float = 0.8, region: Any = None, image_size: Any = None
-    ) -> dict[str, str | list[dict[str, Any]]]:
+    def describe(self, image: Any, sure: float = 0.8, region: Any = None, image_size: Any = None) -> dict[str, Any]:
         """A caption of one image, of what is sure: {"caption", "facts": [{"question", "p_yes"}]}.
 
         The facts are the answers that the caption says. Sides and numbers need a model with a center head.
