@@ -6,7 +6,8 @@
         → shape [B,4,H/8,W/8], log width and log height of its box, and the place of its center in the cell
 
 What is special here:
-- an object is one cell, the highest of its 3 × 3 neighbors: no anchors, and no boxes to suppress;
+- an object is one cell, the highest of its 3 × 3 neighbors, without anchors. A large object can have several: of
+  boxes that overlap by half, the best stays;
 - widths and heights are fractions of the image, so the same weights locate in images of any size;
 - patches are read before they are pooled, so points are equally fine in large images.
 """
@@ -22,6 +23,7 @@ STRIDE = 8  # pixels per cell
 MOST = 100  # objects of a class in an image
 WIDTH = 128
 FAINT = 0.05  # peaks below are not counted
+MAX_OVERLAP = 0.5  # of two boxes of a class
 
 Found = tuple[float, list[float], list[float]]  # score, box (left, top, right, bottom) and point (x, y) of an object
 
@@ -96,7 +98,7 @@ def find_objects(centers: torch.Tensor, index: int, threshold: float) -> list[Fo
     """
     heat, shape = peaks(centers[None, index : index + 1])[0, 0], centers[-4:].float().flatten(1)
     rows, columns = heat.shape
-    found = []
+    found: list[Found] = []
     for score, cell in zip(*(part.tolist() for part in heat.flatten().topk(min(MOST, heat.numel())))):
         if score < max(threshold, FAINT):
             break
@@ -105,5 +107,14 @@ def find_objects(centers: torch.Tensor, index: int, threshold: float) -> list[Fo
         width, height = math.exp(log_width), math.exp(log_height)
         sides = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
         box, point = ([min(max(value, 0.0), 1.0) for value in some] for some in (sides, (x, y)))
-        found.append((score, box, point))
+        if all(overlap(box, other) < MAX_OVERLAP for _, other, _ in found):
+            found.append((score, box, point))
     return found
+
+
+def overlap(one: list[float], other: list[float]) -> float:
+    """Intersection over union of two boxes (left, top, right, bottom)."""
+    width, height = (min(one[i + 2], other[i + 2]) - max(one[i], other[i]) for i in range(2))
+    shared = max(width, 0.0) * max(height, 0.0)
+    areas = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (one, other))
+    return shared / max(areas - shared, 1e-9)

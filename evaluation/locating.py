@@ -16,7 +16,7 @@ import pandas as pd
 
 from ..data.scene import scene_of
 from ..data.truth import NO_GROUP, GroundTruth
-from ..locating_traffic_vlm import FAINT
+from ..locating_traffic_vlm import FAINT, overlap
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from .predict import Row
 
@@ -47,7 +47,7 @@ def _match_image(pipe: TrafficVLMPipeline, row: Row) -> Iterator[tuple[Any, ...]
         group = truth.groups.get(label, NO_GROUP)
         scale = (scene.width, scene.height) * 2
         clear, unclear = (
-            [tuple(side / whole for side, whole in zip(seen.box, scale)) for seen in part]
+            [[side / whole for side, whole in zip(seen.box, scale)] for seen in part]
             for part in (group.clear, group.unclear)
         )
         small = [box for box in clear if _side(box) < MIN_SIDE]
@@ -55,9 +55,9 @@ def _match_image(pipe: TrafficVLMPipeline, row: Row) -> Iterator[tuple[Any, ...]
         for score, sides, (x, y) in pipe.model.locate(encoded, label, FAINT)[0]:
             around = [box for box in missed if _has(box, x, y)]
             if around:
-                best = max(around, key=lambda box: _iou(box, sides))
+                best = max(around, key=lambda box: overlap(box, sides))
                 missed.remove(best)
-                yield label, half, score, True, _side(best), _iou(best, sides)
+                yield label, half, score, True, _side(best), overlap(best, sides)
             elif _side(sides) >= MIN_SIDE and not any(_has(box, x, y) for box in small + unclear):
                 yield label, half, score, False, _side(sides), 0.0
         for box in missed:
@@ -98,11 +98,3 @@ def _side(box: Any) -> float:
 
 def _has(box: Any, x: float, y: float) -> bool:
     return bool(box[0] <= x <= box[2] and box[1] <= y <= box[3])
-
-
-def _iou(one: Any, other: Any) -> float:
-    """Intersection over union of two boxes."""
-    width, height = (min(one[i + 2], other[i + 2]) - max(one[i], other[i]) for i in range(2))
-    shared = max(width, 0) * max(height, 0)
-    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
-    return float(shared / (sum(areas) - shared))
