@@ -166,7 +166,7 @@ class Candidates:
         true, forms, asked = self._true_values(category), self.kind.forms, self.kind.values_of(category)
         if self.kind.rule == "attribute":  # the other rules ask about several lights as if they were one
             several = len(self.truth.groups.get(category, NO_GROUP).clear) > 1
-            forms -= {"what", "is"} if several else {"what_all", "are"}
+            forms -= set() if several else {"what_all", "are"}
         keys: list[Key] = []
         if true:
             open_forms: list[Key] = [(form,) for form in ("what", "what_all") if form in forms]

@@ -38,7 +38,9 @@ PRESENCE_ONLY = frozenset({*(f"{state} light" for state in LIGHT_STATES), "pedes
 PRESENT_IN_CROP = 0.7  # a crop of this fraction of the area is assumed to show what the image shows
 MIRRORED = {"left": "right", "right": "left"}
 # Defaults of objects, which are not written to JSON.
-UNWRITTEN: dict[str, Any] = {"area": None, "visible": 1.0, "attributes": {}, "coverage": None, "is_instance": True}
+UNWRITTEN: dict[str, Any] = {
+    **{"area": None, "visible": 1.0, "attributes": {}, "coverage": None, "is_instance": True, "is_largest": False}
+}
 PARSED = 1 << 13  # scenes that a worker keeps, of about 12 kB each
 
 
@@ -54,6 +56,7 @@ class SceneObject:
         attributes: known values of ATTRIBUTES by name.
         coverage: for masks, the fraction of each patch of a 14 × 14 grid that is filled, row by row; else None.
         is_instance: whether this is a single object.
+        is_largest: whether it is known to be the largest object of its class in the image, labeled or not.
 
     Raises:
         ValueError: the class or an attribute value is unknown, or the box is empty.
@@ -66,6 +69,7 @@ class SceneObject:
     attributes: dict[str, str] = field(default_factory=dict)
     coverage: tuple[tuple[float, ...], ...] | None = None
     is_instance: bool = True
+    is_largest: bool = False
 
     def __post_init__(self) -> None:
         if self.category not in CLASSES:
@@ -262,10 +266,12 @@ def _crop_object(item: SceneObject, scene: Scene, window: tuple[int, int, int, i
     kept = (box[2] - box[0]) * (box[3] - box[1]) / ((item.box[2] - item.box[0]) * (item.box[3] - item.box[1]))
     if kept < 1 and area is not None:
         area *= kept  # assumes that the object fills its box evenly
-    attributes = item.attributes
-    if kept < 0.9:  # the part outside may be the lit lamp, a digit, or the difference between front and back
-        attributes = {name: value for name, value in attributes.items() if name in ("color", "status")}
-    return replace(item, box=box, area=area, visible=item.visible * kept, attributes=attributes)
+    item = replace(item, box=box, area=area, visible=item.visible * kept)
+    if kept >= 0.9:
+        return item
+    # The part outside may be the lit lamp, a digit, most of the paint, or the difference between front and back.
+    attributes = {name: value for name, value in item.attributes.items() if name == "status"}
+    return replace(item, attributes=attributes, is_largest=False)
 
 
 def _crop_coverage(

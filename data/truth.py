@@ -5,8 +5,8 @@
 - Ground truth has three values: yes, no, and None for unknown. Whether a class is present is unknown if its only
   object is smaller than a patch or mostly hidden; the side of an object is unknown on the border of two thirds. Only
   the questions that depend on these become unknown.
-- "No", counts and names like "the car" require a class that the source labels exhaustively. The one exception is the
-  value of a labeled light or sign (`GroundTruth._all_have`).
+- "No", counts and names like "the car" require a class that the source labels exhaustively. The exceptions are the
+  value of a labeled light or sign (`GroundTruth._all_have`), and an object that is known to be the largest.
 
 All thresholds are fractions of the image, on a grid of 14 × 14 patches (224 × 224 pixels, patches of 16 × 16): lengths
 are fractions of its width or height, areas are measured in patches, 1/196 of its area.
@@ -52,6 +52,7 @@ DEPTH_STEP = 0.08  # fraction of the height, between the lower edges of two obje
 # boxes overlap by at most NEXT_OVERLAP of the width.
 NEXT_GAP, NEXT_STEP, NEXT_OVERLAP = (0.06, 0.25), (0.05, 0.16), 0.02
 
+LARGER = 1.2  # times as many pixels: an object is clearly larger than another one
 MAX_WORDS = 24  # in a description
 MAX_LISTED = 4  # classes in an answer to "What is ahead?"
 # A list of objects needs a class of each set labeled exhaustively: without the cars or people of a street it is wrong.
@@ -75,7 +76,7 @@ GROUNDED = frozenset(
     for category in THINGS
     if category == "cone" or any(is_a(category, w) for w in ("vehicle", "person", "animal"))
 )
-UNNAMED = {"other", "bridge or tunnel"}  # values that are not answers in words
+UNNAMED = {"other", "bridge or tunnel", "silver"}  # values that are not answers in words; people call silver gray
 
 Box = tuple[float, float, float, float]
 Key = tuple[str, ...]  # a question id, split: (type, class, form, value), of two to four parts
@@ -247,6 +248,17 @@ class GroundTruth:
             return None
         return group.clear[0]
 
+    def largest(self, category: str) -> VisibleObject | None:
+        """The object that "the car" refers to where it has attributes; None unless all others are clearly smaller."""
+        group = self.groups.get(category, NO_GROUP)
+        objects = sorted(group.clear + group.unclear, key=lambda seen: -seen.item.size)
+        if not objects or not objects[0].clear or not all(seen.is_instance for seen in objects):
+            return None
+        first = objects[0].item
+        is_known = category in self.exhaustive or (first.is_largest and first.category == category)
+        is_clear = all(first.size >= LARGER * seen.item.size for seen in objects[1:])
+        return objects[0] if is_known and is_clear else None
+
     def number(self, category: str) -> int | None:
         """The number of objects of a class; None if unknown.
 
@@ -321,11 +333,7 @@ class GroundTruth:
             return None
         if known is None or not group.clear or (form in ("are", "what_all") and len(group.clear) == 1):
             return None
-        if form in ("what", "what_all"):
-            return AnswerWithBoxes(known)
-        if known == value:
-            return AnswerWithBoxes("yes", group.clear)
-        return None if value in kind.also_possible.get(known, ()) else NO
+        return _by_value(kind, form, value, known, group.clear)
 
     def _known_presence(self, name: str) -> AnswerWithBoxes | None:
         """ "yes" or "no" where scene labels say whether the image shows something."""
@@ -370,10 +378,14 @@ class GroundTruth:
         """The answer about the color, status, direction or brake lights of vehicles and people."""
         if form == "any":
             return self._any_has(kind, category, value)
-        group = self.groups.get(category, NO_GROUP)
-        if category not in self.exhaustive or group.unclear or (form in ("what", "is") and len(group.clear) > 1):
-            return None
-        return self._all_have(kind, category, form, value)
+        if form == "what" and self.is_absent(category):
+            return NOTHING_THERE
+        if form in ("what", "is"):
+            seen = self.largest(category)
+            known = None if seen is None else self.value(seen, kind.attribute)
+            return None if seen is None or known is None else _by_value(kind, form, value, known, [seen])
+        is_complete = category in self.exhaustive and not self.groups.get(category, NO_GROUP).unclear
+        return self._all_have(kind, category, form, value) if is_complete else None
 
     def sign_value(self, kind: QuestionType, category: str, form: str, value: str = "") -> AnswerWithBoxes | None:
         if form == "which":
@@ -501,6 +513,17 @@ def _any(objects: Sequence[VisibleObject], holds: Sequence[bool | None], complet
     if True in holds:
         return AnswerWithBoxes("yes", [seen for seen, is_true in zip(objects, holds) if is_true])
     return NO if complete and None not in holds else None
+
+
+def _by_value(
+    kind: QuestionType, form: str, value: str, known: str, objects: Sequence[VisibleObject]
+) -> AnswerWithBoxes | None:
+    """The answer about objects whose value of an attribute is `known`: in words, or whether it is `value`."""
+    if form in ("what", "what_all"):
+        return None if known in UNNAMED else AnswerWithBoxes(known)
+    if known == value:
+        return AnswerWithBoxes("yes", objects)
+    return None if value in kind.also_possible.get(known, ()) else NO
 
 
 def _sentence(groups: Counter[Key], inexact: set[Key], detail: int) -> str:

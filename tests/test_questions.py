@@ -196,7 +196,12 @@ def related(name: str, item: SceneObject, anchor: SceneObject, scene: Scene) -> 
 
 
 def attribute(q: Asked) -> bool:
-    """Colors, directions, light states and speed limits; several vehicles are asked about by "are" and "what_all"."""
+    """Colors, directions, light states and speed limits; "are" and "what_all" ask about several vehicles."""
+    if q.kind.rule == "attribute" and q.form in ("is", "what"):  # about the largest vehicle
+        first, *others = sorted(q.clear + q.unclear, key=lambda item: -item.size)
+        if first not in q.clear or any(first.size < 1.2 * item.size for item in others):
+            return False
+        q.clear, q.unclear = [first], []
     if q.question_type == "travel":
         return travel(q)
     values = [item.attributes.get(q.kind.attribute) for item in q.clear]
@@ -212,7 +217,7 @@ def attribute(q: Asked) -> bool:
 
 def travel(q: Asked) -> bool:
     moving = {item.attributes["facing"] for item in q.clear if item.attributes.get("status") == "moving"}
-    return q.is_yes == (q.value in moving) and (q.is_yes or not q.unclear) and (q.form == "any" or len(q.clear) == 1)
+    return q.is_yes == (q.value in moving) and (q.is_yes or not q.unclear)
 
 
 def sign_value(q: Asked) -> bool:
@@ -367,6 +372,27 @@ def test_answers_about_an_example(name):
     expected |= dict.fromkeys(example.get("unknown", ())) | example.get("words", {})
     found = answers(example_scene(example))
     assert expected and {question_id: found.get(question_id) for question_id in expected} == expected
+
+
+def test_the_color_of_the_largest_is_known_although_other_cars_may_lack_a_box():
+    red = SceneObject("car", (100, 100, 200, 200), attributes={"color": "red"}, is_largest=True)
+    small = SceneObject("car", (300, 100, 350, 150))
+    scene = Scene(600, 400, (red, small), presence={"bus": False})
+    asked = ("color/car/what", "color/car/is/red", "color/car/is/blue", "color/vehicle/what", "color/bus/what")
+    colors = dict(zip(asked, ["red", "yes", "no", None, NONE]))
+    cases = [
+        (scene, colors),
+        (scene.flipped(), colors),
+        (scene.cropped(50, 50, 325, 400), colors | {"color/bus/what": None}),
+        (scene.cropped(105, 50, 600, 400), colors | {"color/bus/what": NONE}),  # 5 % of the red car are cut off
+        (scene.cropped(115, 50, 600, 400), {"color/bus/what": NONE}),  # 15 %
+        (replace(scene, objects=(replace(red, attributes={}), small)), {"color/bus/what": NONE}),  # of several colors
+        (replace(scene, objects=(replace(red, is_largest=False), small)), {"color/bus/what": NONE}),
+        (scene.without("color"), {"color/bus/what": NONE}),
+    ]
+    for seen, expected in cases:
+        found = answers(seen)
+        assert {one: found.get(one) for one in asked} == dict.fromkeys(asked) | expected, seen
 
 
 def test_the_box_of_a_mask_is_cut_to_the_third_in_the_question():
