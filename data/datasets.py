@@ -41,6 +41,7 @@ from .formats.drafting import draft_mapping
 from .formats.reading import Folder, parse_text, reading, split_lines
 from .formats.scene_labels import read_scene_labels, with_scene_labels
 from .formats.split import find_by_name, index_files, plain_name
+from .formats.vehicle_colors import read_vehicle_colors, with_vehicle_color
 from .near_duplicates import hash_file, near_duplicate_groups
 from .questions import Balancer, Question, ask, has_question, rebalance
 from .scene import SYNTHETIC, Scene, parse_scene
@@ -112,6 +113,9 @@ class DatasetOptions:
     )
     scene_labels: Path | None = field(
         default=None, metadata={"help": "folder of scene labels: a file FOLDER.jsonl for the folder of each source"}
+    )
+    vehicle_colors: Path | None = field(
+        default=None, metadata={"help": "file of the colors of the largest vehicles, for the folders of all sources"}
     )
     num_images: int | None = field(
         default=None,
@@ -214,6 +218,8 @@ def read_records(source: str, options: DatasetOptions, problems: Problems) -> li
             raise DataError(f"source {source!r} is not a folder, and a mapping needs one: --source {source}=FOLDER")
         folder, mapping = Folder(root), load_mapping(name)
     records = read_source(folder, mapping, options.split, problems)
+    if options.vehicle_colors is not None:
+        records = add_vehicle_colors(records, folder.root, options.vehicle_colors, problems)
     if options.scene_labels is None:
         return records
     return add_scene_labels(records, folder.root, options.scene_labels, problems)
@@ -236,12 +242,39 @@ def add_scene_labels(records: Sequence[Record], folder: Path, scene_labels: Path
             problems.add("scene labels without image", path, f"{name} does not exist")
         labels[name] = entry
     for record in records:
-        name = plain_name(f"{folder.resolve().name}/{record.image.relative_to(folder).as_posix()}")
+        name = _name_with_folder(record, folder)
         if name not in labels:
             problems.add("image without scene labels", record.image, f"{path} has no line for {name}")
         scene = with_scene_labels(record.scene, labels[name]) if name in labels else record.scene
         found.append(replace(record, scene=scene))
     return found
+
+
+def add_vehicle_colors(records: Sequence[Record], folder: Path, path: Path, problems: Problems) -> list[Record]:
+    """Add the colors of vehicles to the records of a source; labels without image or box are added to `problems`.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; --vehicle_colors needs a file")
+    found = {_name_with_folder(record, folder): record for record in records}
+    root = folder.resolve()
+    for where, label in read_vehicle_colors(path, problems):
+        if label.image in found:
+            record = found[label.image]
+            try:
+                found[label.image] = replace(record, scene=with_vehicle_color(record.scene, label))
+            except ValueError as error:
+                problems.add("vehicle color without box", where, str(error))
+        elif label.image.startswith(f"{root.name}/") and not (root.parent / label.image).is_file():
+            problems.add("vehicle color without image", where, f"{label.image} does not exist")
+    return list(found.values())
+
+
+def _name_with_folder(record: Record, folder: Path) -> str:
+    """The path of an image from the parent of its source's folder on, as labels of whole images name it."""
+    return plain_name(f"{folder.resolve().name}/{record.image.relative_to(folder).as_posix()}")
 
 
 def add_groups(records: Sequence[Record]) -> list[Record]:

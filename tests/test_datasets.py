@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -260,6 +261,33 @@ def test_scene_labels_add_what_boxes_do_not_tell(mine, tmp_path):
     path.rename(path.with_name("other.jsonl"))
     with pytest.raises(DataError, match=r"labels/mine.jsonl does not exist; --scene_labels needs a file"):
         make(tmp_path / "next", source=[mapped(mine)], **options)
+
+
+def test_colors_of_vehicles_are_those_of_their_boxes(mine, tmp_path):
+    made = make(tmp_path / "plain", source=[mapped(mine)])
+    scene = Scene.from_json(load(tmp_path / "plain")[0]["scene"])
+    item = next(item for item in scene.objects if item.category == "car")
+    left, top, right, bottom = item.box
+    x, y = scene.width, scene.height
+    label = {"image": f"mine/{scene.image_id}", "class": "car", "color": "red"}
+    label |= {"box": [left / x, top / y, (right - left) / x, (bottom - top) / y]}
+    changes = [{}, {"color": "pink"}, {"class": "tree"}, {"box": [0.9, 0, 0.3, 1]}, {"box": [0, 0, 0.01, 0.01]}]
+    changes += [{"class": "bus"}, {"image": "mine/none.png"}, {"image": "yours/train/0.png"}]
+    path = tmp_path / "colors.jsonl"
+    path.write_text("\n".join([json.dumps(label | change) for change in changes] + ["[]", "{"]))
+    report = make(tmp_path / "out", source=[mapped(mine)], vehicle_colors=path)
+    assert report["images"] == made["images"]
+    assert {name: count for name, count in report["skipped"].items() if "vehicle color" in name} == {
+        **{"bad vehicle color": 5, "vehicle color without box": 2, "vehicle color without image": 1},
+    }
+    named = [one for one in Scene.from_json(load(tmp_path / "out")[0]["scene"]).objects if one.is_largest]
+    assert named == [replace(item, attributes=item.attributes | {"color": "red"}, is_largest=True)]
+    path.write_text(json.dumps(label | {"color": "mixed"}))
+    make(tmp_path / "mixed", source=[mapped(mine)], vehicle_colors=path)
+    named = [one for one in Scene.from_json(load(tmp_path / "mixed")[0]["scene"]).objects if one.is_largest]
+    assert named == [replace(item, is_largest=True)]
+    with pytest.raises(DataError, match=r"no.jsonl does not exist; --vehicle_colors needs a file"):
+        make(tmp_path / "next", source=[mapped(mine)], vehicle_colors=tmp_path / "no.jsonl")
 
 
 # Loading

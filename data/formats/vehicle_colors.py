@@ -1,0 +1,77 @@
+"""Colors of vehicles: human annotations of the largest vehicle of a class in an image, one JSON object per line.
+
+    {"image": path, "class": ..., "box": [left, top, width, height], "color": ...}
+
+The box is in fractions of the image. "gray" includes silver. A vehicle of several colors is "mixed": it has no color.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..scene import ATTRIBUTES, CLASSES, Scene, SceneObject, is_a
+from .reading import Folder
+from .split import Problems, plain_name
+
+
+MIXED = "mixed"
+MIN_OVERLAP = 0.5  # intersection over union of the box with that of the same vehicle in the source
+
+
+@dataclass(frozen=True)
+class VehicleColor:
+    """The color of the largest vehicle of a class in one image."""
+
+    image: str  # path as `plain_name` gives it
+    category: str  # "vehicle" or one of its subclasses
+    box: tuple[float, float, float, float]  # left, top, right, bottom as fractions of the image
+    color: str  # of ATTRIBUTES, or MIXED
+
+
+def read_vehicle_colors(path: Path, problems: Problems) -> Iterator[tuple[str, VehicleColor]]:
+    """Yield (file:line, label) for each line of a file. Invalid lines are `problems`."""
+    colors = (*ATTRIBUTES["color"], MIXED)
+    for where, line in Folder(path.parent).lines(path):
+        try:
+            entry = json.loads(line)
+            category, color = entry["class"], entry["color"]
+            left, top, width, height = map(float, entry["box"])
+            if category not in CLASSES or not is_a(category, "vehicle"):
+                raise ValueError(f"class is {category!r}, expected vehicle or one of its subclasses")
+            if color not in colors:
+                raise ValueError(f"color is {color!r}, expected one of {', '.join(colors)}")
+            box = (left, top, left + width, top + height)
+            if not (width > 0 and height > 0 and all(0 <= side <= 1.001 for side in box)):
+                raise ValueError(f"box is {entry['box']}, expected left, top, width, height as fractions of the image")
+            yield where, VehicleColor(plain_name(str(entry["image"])), category, box, color)
+        except (ValueError, KeyError, TypeError) as error:
+            problems.add("bad vehicle color", where, f"{type(error).__name__}: {error}")
+
+
+def with_vehicle_color(scene: Scene, label: VehicleColor) -> Scene:
+    """The scene with the color of the object that has the label's class and box.
+
+    Raises:
+        ValueError: no object has them.
+    """
+    sides = (scene.width, scene.height) * 2
+    box = tuple(fraction * side for fraction, side in zip(label.box, sides))
+    overlaps = [_overlap(item, box) if item.category == label.category else 0.0 for item in scene.objects]
+    best = max(overlaps, default=0.0)
+    if best < MIN_OVERLAP:
+        raise ValueError(f"no {label.category} of the source has the box {box}; the best overlap is {best:.2f}")
+    index = overlaps.index(best)
+    item = scene.objects[index]
+    attributes = item.attributes if label.color == MIXED else item.attributes | {"color": label.color}
+    named = replace(item, attributes=attributes, is_largest=True)
+    return replace(scene, objects=(*scene.objects[:index], named, *scene.objects[index + 1 :]))
+
+
+def _overlap(item: SceneObject, box: tuple[float, ...]) -> float:
+    """Intersection over union of the box of an object with another box."""
+    width = min(item.box[2], box[2]) - max(item.box[0], box[0])
+    height = min(item.box[3], box[3]) - max(item.box[1], box[1])
+    common = max(width, 0) * max(height, 0)
+    areas = [(right - left) * (bottom - top) for left, top, right, bottom in (item.box, box)]
+    return common / (sum(areas) - common)
