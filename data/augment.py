@@ -21,6 +21,7 @@ MIRRORED, MIRRORED_NUMBERS = 0.5, 0.2  # fraction of images that are mirrored: w
 CROPPED, CROPPED_RENDERED = 0.5, 0.3
 MAX_ENLARGED = 1.25  # of an image or crop: blur would tell its source
 MIN_SIDE = 0.6  # of a crop, as a fraction of the width and of the height
+CLOSE_UP = (1.2, 3.0)  # side of a crop around a vehicle, as a multiple of the side of its box
 GAMMA = 1.18  # at most: a middle gray changes by 12 %
 CONTRAST = 0.15  # at most: the increase of the slope at middle gray
 SATURATION = 0.15  # at most: change of the distance of a color from its gray
@@ -52,7 +53,8 @@ def augment(
     if rng.random() < mirrored_fraction(scene):
         image, scene = image[:, ::-1], scene.flipped()
     if crops and rng.random() < (CROPPED_RENDERED if scene.source == SYNTHETIC else CROPPED):
-        image, scene = crop(image, scene, random_window(scene, rng, size or (0, 0)))
+        close_up = window_around_largest(scene, rng) if size is None else None  # others must not be enlarged so much
+        image, scene = crop(image, scene, close_up or random_window(scene, rng, size or (0, 0)))
     image = np.ascontiguousarray(image) if size is None else resize(image, size)
     for name, (chance, hidden) in HIDDEN.items():
         if rng.random() < chance:
@@ -84,6 +86,22 @@ def random_window(scene: Scene, rng: np.random.Generator, size: tuple[int, int] 
     height = max(1, round(scene.height * rng.uniform(low_height, 1)))
     left, top = int(rng.integers(scene.width - width + 1)), int(rng.integers(scene.height - height + 1))
     return left, top, left + width, top + height
+
+
+def window_around_largest(scene: Scene, rng: np.random.Generator) -> tuple[int, int, int, int] | None:
+    """A window in the shape of the scene, `CLOSE_UP` times the box of an object that is known to be the largest.
+
+    None if no object is.
+    """
+    box = next((item.box for item in scene.objects if item.is_largest), None)
+    if box is None:
+        return None
+    sides = np.array([scene.width, scene.height])
+    low, high = np.array(box[:2]), np.array(box[2:])
+    window = sides * min(1.0, rng.uniform(*CLOSE_UP) * ((high - low) / sides).max())
+    start = rng.uniform((high - window).clip(0), np.minimum(low, sides - window))
+    (left, top), (right, bottom) = np.floor(start), np.minimum(np.ceil(start + window), sides)
+    return int(left), int(top), int(right), int(bottom)
 
 
 def crop(image: np.ndarray, scene: Scene, window: tuple[int, int, int, int]) -> tuple[np.ndarray, Scene]:

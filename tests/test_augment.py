@@ -42,6 +42,18 @@ def test_a_crop_is_the_part_of_the_image_that_its_scene_describes():
     assert (part[15:55, 12:38] == (220, 30, 30)).all()
 
 
+def test_half_of_the_images_with_a_labeled_largest_vehicle_are_close_ups_of_it():
+    wide = replace(SCENE, objects=(replace(CARS[0], is_largest=True), CARS[1]))
+    rng, sides = np.random.default_rng(0), []
+    for _ in range(200):
+        _, scene = augment(IMAGE, wide, rng)
+        [red] = [item for item in scene.objects if item.is_largest]
+        assert (red.box[2] - red.box[0], red.box[3] - red.box[1]) == (60, 50)  # none of it is cut off
+        sides.append(scene.width / 60)
+    close_ups = [side for side in sides if side < 224 / 60]
+    assert 70 < len(close_ups) < 130 and min(close_ups) >= 1.2 and max(close_ups) < 3.1
+
+
 SIGN = SceneObject("speed limit sign", (0, 25, 20, 35))
 NUMBER = replace(SIGN, attributes={"value": "50"})
 
