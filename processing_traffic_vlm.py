@@ -24,6 +24,7 @@ from transformers.processing_utils import ImagesKwargs, ProcessingKwargs, Proces
 from transformers.utils import PaddingStrategy, logging
 
 from .configuration_traffic_vlm import check_image_size
+from .describing_traffic_vlm import Caption  # noqa: F401  for the pipeline: transformers < 5.16 copies only what is here
 from .images_traffic_vlm import Region, to_rgb
 from .pipeline_traffic_vlm import TrafficVLMPipeline
 from .question_traffic_vlm import LETTERS, Prompt, Rules, has_word, is_content_word, question_words, words_at

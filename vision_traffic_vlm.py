@@ -1,8 +1,9 @@
 """The vision tower of Traffic VLM: convolutions to feature maps of three sizes, then neck layers on 16 × 16 patches.
 
-    [B,3,256,256] → convolutions ─┬→ [B,40,32,32]  2 × 2 per patch ────┐
-                                  ├→ [B,112,16,16] 1 per patch ────────┼(+)→ [B,256,neck] → + position → layers
-                                  └→ [B,1280,8,8]  1 per 2 × 2 patches ┘     → norm → [B,256,768] → + position
+    [B,3,384,384] → convolutions ─┬→ [B,40,48,48]   2 × 2 per patch ─────┐
+                                  ├→ [B,112,24,24]  1 per patch ─────────┼(+)→ [B,576,neck] → + position → layers
+                                  └→ [B,1280,12,12] 1 per 2 × 2 patches ─┘     → pooled → norm → [B,144,768] + position
+    [B,40,48,48] and the layers' output → center head → counts of its 10 classes [B,10,768], which come first
 
 What is special here:
 - convolutions are local and translation equivariant. A transformer on 16×16 patches has to learn both, which takes

@@ -3,8 +3,9 @@
     python scripts/build_files.py                              # into the repository; takes seconds on a CPU
     python scripts/build_files.py --output_dir runs/files
 
-The files are config.json, generation_config.json, and those of the tokenizer and the processor. The temperature and
-the dtype in config.json and the taught words in processor_config.json belong to the weights and are kept.
+The files are config.json, generation_config.json, and those of the tokenizer and the processor. Temperatures, scores
+of located objects and the dtype in config.json, and the taught words in processor_config.json, belong to the weights
+and are kept.
 """
 
 import json
@@ -32,6 +33,7 @@ FILES = (
     *("processor_config.json", "chat_template.jinja"),
 )
 VISION_TOWER = {"neck": "depthwise", "neck_width": 384, "num_hidden_layers": 2, "intermediate_size": 1536}
+VISION_TOWER |= {"image_size": 384, "pool_above": 320}
 
 
 @dataclass
@@ -48,8 +50,9 @@ def make_tokenizer() -> TrafficVLMTokenizer:
 
 def build(output_dir: Path, tokenizer: TrafficVLMTokenizer) -> list[Path]:
     """Write all files atomically; return their paths."""
-    kept = read_fields(ROOT / "config.json", "yes_no_temperature", "dtype")
-    config = TrafficVLMConfig(VISION_TOWER, architectures=["TrafficVLMForConditionalGeneration"], **kept)
+    kept = read_fields(ROOT / "config.json", "yes_no_temperature", "size_temperatures", "dtype", "vision_config")
+    located = {"located": kept.pop("vision_config").get("located")}
+    config = TrafficVLMConfig(VISION_TOWER | located, architectures=["TrafficVLMForConditionalGeneration"], **kept)
     token_ids = {name: getattr(config.text_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     # The whole image is resized to a square (bicubic, no crop); pixels are scaled to [-1, 1].
     size = config.vision_config.image_size

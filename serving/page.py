@@ -208,7 +208,7 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
                     type="index",
                 )
                 size = gr.Dropdown(
-                    [("fast (256 pixels)", 256), ("balanced (384)", 384), ("small objects (512)", 512)],
+                    [("fast (256 pixels)", 256), ("as trained (384)", 384), ("small objects (512)", 512)],
                     value=None,
                     label="Size of the next image, as the model looks at it",
                     elem_id="size",

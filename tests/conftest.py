@@ -22,7 +22,7 @@ from huggingface_hub import HfApi
 from hypothesis import settings
 from transformers.utils import logging
 
-from tiny import ROOT, TINY_TEXT, TINY_TOWER, save_folder, tiny_decoder, tiny_model
+from tiny import ROOT, TINY_TEXT, TINY_TOWER, save_folder, tiny_decoder, tiny_model, tiny_processor
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 
@@ -63,9 +63,7 @@ def start(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def processor():
-    from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-
-    return TrafficVLMProcessor.from_pretrained(ROOT)
+    return tiny_processor()
 
 
 @pytest.fixture(scope="session")

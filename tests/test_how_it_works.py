@@ -49,17 +49,17 @@ def test_the_cache_grows_by_one_word_a_step_and_changes_no_logits(names):
         assert (offset, length) == (0 if index == 0 else prompt + index - 1, prompt + index)
         # 4 layers, keys and values, 2 heads of size 64, 4 bytes
         assert text_bytes == length * names["bytes_a_word"] == length * 4 * 2 * 2 * 64 * 4
-        assert image_bytes == 256 * 4 * 2 * 2 * 64 * 4
-    assert len(steps) > 5 and names["cache_error"] < 1e-3 and names["same_words"]
+        assert image_bytes == 154 * 4 * 2 * 2 * 64 * 4
+    assert len(steps) > 2 and names["cache_error"] < 1e-3 and names["same_words"]
     generated = names["model"].generate(**names["prompt"], do_sample=False)[0, prompt:]
     assert names["sentence"] == names["processor"].decode(generated, skip_special_tokens=True)
 
 
 def test_each_word_has_a_map(names):
-    assert names["maps"].shape == (len(names["tokens"]), 16, 16)
-    torch.testing.assert_close(names["maps"].sum((1, 2)), torch.ones(len(names["tokens"])))
+    assert names["maps"].shape == (len(names["tokens"]), 12, 12)
+    assert ((names["maps"].sum((1, 2)) > 0.9) & (names["maps"].sum((1, 2)) < 1)).all()  # the rest reads counts
     pedestrian = names["maps"][names["tokens"].index("pedestrian")]
-    assert pedestrian.argmax() % 16 >= 11  # the pedestrian is on the right
+    assert pedestrian.argmax() % 12 >= 8  # the pedestrian is on the right
 
 
 def test_stored_outputs_belong_to_these_cells(names):

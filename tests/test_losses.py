@@ -41,7 +41,7 @@ def test_recorded_results_equal_outputs_and_have_gradients_also_with_checkpointi
     def gradients(model):
         with recording(model) as recorded:
             outputs = model(**batch, use_cache=False)
-        maps, tokens = recorded.attention_maps(rows, columns), recorded.image_tokens
+        maps, tokens = recorded.attention_maps(rows, columns), recorded.seen.last_hidden_state
         (maps.square().sum() + tokens.square().mean() + outputs.logits[..., 1:].square().mean()).backward()
         return maps, tokens, [weight.grad for weight in model.parameters()]
 

@@ -12,11 +12,10 @@ import yaml
 from PIL import Image
 from torch.utils.data import Dataset
 
-from tiny import ROOT, any_size_model, close, count_calls, tiny_model, yes_no_model
+from tiny import ROOT, any_size_model, close, count_calls, tiny_model, tiny_processor, yes_no_model
 from traffic_vlm.common.answers import answer_notes, answer_text
 from traffic_vlm.common.loading import set_image_size
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
-from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.scoring_traffic_vlm import attention_maps
 
 
@@ -110,7 +109,7 @@ def test_long_questions_do_not_cut_the_answers_to_others(vqa, pictures):
 
 
 def test_own_questions_have_answers_of_any_kind(pictures):
-    processor = TrafficVLMProcessor.from_pretrained(ROOT, own_questions=True)
+    processor = tiny_processor(own_questions=True)
     vqa = TrafficVLMPipeline(model=tiny_model(), processor=processor, device="cpu", min_score=0)
     [item] = vqa(pictures[0], "Who is driving?")
     assert item["answer"] and "problem" not in item
@@ -167,7 +166,7 @@ def test_what_is_known_and_taught_is_answered(vqa, question):
 
 
 def test_words_taught_by_a_training_are_asked_about():
-    processor = TrafficVLMProcessor.from_pretrained(ROOT)
+    processor = tiny_processor()
     vqa = TrafficVLMPipeline(model=tiny_model(), processor=processor, device="cpu", answer_untaught=False)
     questions = ("Is there an umbrella?", "Is the car white?", "Is the car red?")
     assert all(vqa.read_question(question).problem for question in questions)
@@ -387,7 +386,7 @@ def test_the_size_of_images_is_a_dial(dial, size, shape):
     ids = torch.tensor([dial.read_question(CAR).input_ids])
     rows, columns = (side // (16 if shape == (256, 256) else 32) for side in shape)  # above 256 pixels it pools
     assert attention_maps(dial.model, ids, encoded_images=encoded).shape == (*ids.shape, rows, columns)
-    model, processor = any_size_model(), TrafficVLMProcessor.from_pretrained(ROOT)
+    model, processor = any_size_model(), tiny_processor()
     set_image_size(model, processor, shape)  # as the commands do
     assert TrafficVLMPipeline(model=model, processor=processor, min_score=0)(PICTURE, CAR) == items
 

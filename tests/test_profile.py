@@ -10,7 +10,7 @@ from tiny import ROOT
 
 
 LIMIT = 50  # functions of ours, without the tower, attention, layers and reading a question for the first time
-LAYERS = ("vision_traffic_vlm.py", "attention_traffic_vlm.py")
+LAYERS = ("vision_traffic_vlm.py", "locating_traffic_vlm.py", "attention_traffic_vlm.py")
 INSIDE = ("TrafficVLMVisionConfig.", "TrafficVLMDecoderLayer.", "TrafficVLMMLP.", "FastForward.")
 
 

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from transformers import GenerationConfig
 
-from tiny import ROOT, any_size_model, save_folder
+from tiny import ROOT, any_size_model, save_folder, tiny_processor
 
 
 onnxruntime = pytest.importorskip("onnxruntime", reason='needs the extra "export"')
@@ -28,7 +28,6 @@ from traffic_vlm.export.libraries import fetch_libraries  # noqa: E402
 from traffic_vlm.export.onnx import export_settings, load, make_graphs  # noqa: E402
 from traffic_vlm.export.web import export_page, page_data, pixels_graph  # noqa: E402
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline  # noqa: E402
-from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor  # noqa: E402
 from traffic_vlm.serving.overlay import asked_word, attention_of_question  # noqa: E402
 
 
@@ -92,7 +91,7 @@ def model_folder(request, tmp_path_factory):
     shutil.copytree(request.getfixturevalue("exported")[0], folder, dirs_exist_ok=True)
     GenerationConfig.from_pretrained(folder, max_new_tokens=4).save_pretrained(folder)
     # Random weights have no likely answer of the kind that is asked for: accept any.
-    TrafficVLMProcessor.from_pretrained(ROOT, own_questions=True).save_pretrained(folder)
+    tiny_processor(own_questions=True).save_pretrained(folder)
     return folder
 
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from transformers import GenerationConfig
 
 from runs import NO_EVAL, learn, own_folder, refuse
-from tiny import ROOT, random_ids, random_pixels, tiny_model
+from tiny import ROOT, random_ids, random_pixels, tiny_model, tiny_processor
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMTextConfig
 from traffic_vlm.export.onnx import export_settings
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
@@ -134,7 +134,7 @@ def test_a_run_teaches_a_new_word(start, tmp_path, capsys):
 
 
 def test_untaught_words_are_reported_like_unknown_ones(tmp_path):
-    processor = TrafficVLMProcessor.from_pretrained(ROOT)
+    processor = tiny_processor()
     processor.taught = ["car", "cone"]
     processor.save_pretrained(tmp_path)
     processor = TrafficVLMProcessor.from_pretrained(tmp_path)

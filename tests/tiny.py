@@ -1,6 +1,7 @@
 """Small seeded models, of the structure of the full model at a thousandth of its size, and helpers of the tests."""
 
 import importlib.util
+import json
 import os
 import shutil
 import socket
@@ -17,8 +18,10 @@ import torch
 from traffic_vlm.common.files import ROOT
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMTextModel
+from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 
 
+TINY_SIZE = 256  # side of images in pixels
 TINY_TEXT = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -97,11 +100,21 @@ def yes_no_model(**fields) -> TrafficVLMForConditionalGeneration:
     return model
 
 
+def tiny_processor(**fields) -> TrafficVLMProcessor:
+    """The processor of the repository, for the smaller images of tiny models."""
+    processor = TrafficVLMProcessor.from_pretrained(ROOT, **fields)
+    processor.image_processor.size = {"height": TINY_SIZE, "width": TINY_SIZE}
+    return processor
+
+
 def save_folder(model: TrafficVLMForConditionalGeneration, folder: Path) -> Path:
     """Save a model folder: this model, and the processor of the repository."""
     model.save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja"):
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(ROOT / name, folder)
+    fields = json.loads((ROOT / "processor_config.json").read_text())
+    fields["image_processor"]["size"] = {"height": TINY_SIZE, "width": TINY_SIZE}
+    (folder / "processor_config.json").write_text(json.dumps(fields))
     return folder
 
 
