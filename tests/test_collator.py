@@ -14,6 +14,7 @@ from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.datasets import Mixture, SyntheticRows
 from traffic_vlm.data.questions import Balancer
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject, is_a
+from traffic_vlm.data.synthetic import render
 from traffic_vlm.training.auxiliary.grounding import box_patches
 from traffic_vlm.training.auxiliary.presence import HEAD_QUESTIONS
 from traffic_vlm.training.auxiliary.targets import make_targets
@@ -135,6 +136,15 @@ def test_batches_of_training_have_one_size(processor):
     assert len(batch["pixel_values"]) == 4 and batch["segment_ids"].amax(1).tolist() == [1] * 4  # questions a row
     asked = processor.tokenizer.batch_decode(batch["input_ids"])
     assert sum("what is the status of the driver?" in text for text in asked) == 2  # in the words that are asked
+
+
+def test_each_batch_has_one_of_the_sizes_and_targets_of_its_grid(processor):
+    rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(2))]
+    for side in (192, 320):
+        batch = Collator(processor, 4, sizes={side: 1.0})(rows)
+        assert batch["pixel_values"].shape == (2, 3, side, side)
+        assert batch["targets"]["presence"]["patch"].shape[2:] == (side // 16, side // 16)
+        assert batch["targets"]["centers"]["is_center"].shape == (2, side // 8, side // 8)
 
 
 def test_a_batch_keeps_questions_when_the_balancer_rejects_all(processor):
