@@ -315,8 +315,8 @@ def power_of_two(count: int) -> int:
 def encode_images(model: Any, pixel_values: torch.Tensor) -> Tensors:
     """Keys and values [layers,I,K,P,D] of pixels [I,3,H,W], and centers if the tower has a center head."""
     images = model.model.look(pixel_values)
-    keys, values = zip(*images.key_values)
-    return [torch.stack(keys), torch.stack(values), *([] if images.centers is None else [images.centers])]
+    outputs = [torch.stack(tensors) for tensors in zip(*images.key_values)]
+    return outputs if images.centers is None else [*outputs, images.centers]
 
 
 def answer(model: Any, text: torch.Tensor, ends: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Tensors:
@@ -375,9 +375,10 @@ class Graphs:
     def encode(self, pixel_values: torch.Tensor) -> EncodedImages | None:
         """Encoded images of checked pixels [I,3,H,W]."""
         found = self.run(encode_images, pixel_values.to(self.model.dtype))
-        return (
-            None if found is None else EncodedImages(tuple(zip(*found[:2])), centers=found[2] if found[2:] else None)
-        )
+        if found is None:
+            return None
+        keys, values, *centers = found
+        return EncodedImages(tuple(zip(keys, values)), centers=next(iter(centers), None))
 
     def answer(
         self,

@@ -13,6 +13,7 @@ What is special here:
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -112,7 +113,7 @@ def find_objects(centers: torch.Tensor, index: int, threshold: float) -> list[Fo
     return found
 
 
-def overlap(one: list[float], other: list[float]) -> float:
+def overlap(one: Sequence[float], other: Sequence[float]) -> float:
     """Intersection over union of two boxes (left, top, right, bottom)."""
     width, height = (min(one[i + 2], other[i + 2]) - max(one[i], other[i]) for i in range(2))
     shared = max(width, 0.0) * max(height, 0.0)

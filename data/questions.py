@@ -164,9 +164,9 @@ class Candidates:
     def values(self, category: str) -> list[Key]:
         """What is asked about an attribute: ("what",), ("is", "red"), ("any", "red")."""
         true, forms, asked = self._true_values(category), self.kind.forms, self.kind.values_of(category)
-        if self.kind.rule == "attribute":  # the other rules ask about several lights as if they were one
-            several = len(self.truth.groups.get(category, NO_GROUP).clear) > 1
-            forms -= set() if several else {"what_all", "are"}
+        is_single = len(self.truth.groups.get(category, NO_GROUP).clear) <= 1
+        if self.kind.rule == "attribute" and is_single:  # the other rules ask about several lights as if they were one
+            forms -= {"what_all", "are"}
         keys: list[Key] = []
         if true:
             open_forms: list[Key] = [(form,) for form in ("what", "what_all") if form in forms]

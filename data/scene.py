@@ -38,9 +38,8 @@ PRESENCE_ONLY = frozenset({*(f"{state} light" for state in LIGHT_STATES), "pedes
 PRESENT_IN_CROP = 0.7  # a crop of this fraction of the area is assumed to show what the image shows
 MIRRORED = {"left": "right", "right": "left"}
 # Defaults of objects, which are not written to JSON.
-UNWRITTEN: dict[str, Any] = {
-    **{"area": None, "visible": 1.0, "attributes": {}, "coverage": None, "is_instance": True, "is_largest": False}
-}
+UNWRITTEN: dict[str, Any] = {"area": None, "visible": 1.0, "attributes": {}, "coverage": None}
+UNWRITTEN |= {"is_instance": True, "is_largest": False}
 PARSED = 1 << 13  # scenes that a worker keeps, of about 12 kB each
 
 

@@ -8,7 +8,6 @@ tested on the other.
 """
 
 from collections.abc import Iterator
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ..data.scene import scene_of
 from ..data.truth import NO_GROUP, GroundTruth
 from ..locating_traffic_vlm import FAINT, overlap
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
+from . import half_of
 from .predict import Row
 
 
@@ -40,7 +40,7 @@ def _match_image(pipe: TrafficVLMPipeline, row: Row) -> Iterator[tuple[Any, ...]
     scene = scene_of(row)
     if scene is None:
         return
-    truth, half = GroundTruth(scene), sha256(f"{row['source']}/{row['image_id']}".encode()).digest()[0] % 2
+    truth, half = GroundTruth(scene), half_of(row["source"], row["image_id"])
     known = [label for label in pipe.located if label in truth.exhaustive]
     encoded = pipe.encode(row["image"]) if known else None
     for label in known:

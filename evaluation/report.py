@@ -8,14 +8,13 @@
 
 import math
 from collections.abc import Sequence
-from hashlib import sha256
 from typing import Any
 
 import pandas as pd
 
 from ..data.datasets import select_evenly
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
-from . import MIN_ANSWERS, metrics
+from . import MIN_ANSWERS, half_of, metrics
 from .consistency import contradictions, paraphrase_agreement
 from .locating import locating_table, match_objects
 from .metrics import WITHOUT_IMAGE, WORDS, YES_NO, by_group, is_yes_no
@@ -126,8 +125,7 @@ def calibrate(answers: pd.DataFrame, temperature: float) -> dict[str, Any]:
     rows = metrics.with_probability(rows_to_fit(answers))
     if rows.empty:
         return {}
-    # By a hash, so that an image is in the same half in every run.
-    half = (rows["source"] + "/" + rows["image_id"]).map(lambda name: sha256(name.encode()).digest()[0] % 2)
+    half = pd.Series(map(half_of, rows["source"], rows["image_id"]), rows.index)
     fitted, tested = rows[half == 0], rows[half == 1]
     is_split = not fitted.empty and not tested.empty
     best = metrics.fit_temperature(rows)

@@ -93,9 +93,8 @@ class Drawing(torch.utils.data.Dataset):
         """(number of pictures, height, width) of the batch of a step."""
         if step >= (1 - LAST_FRACTION) * self.steps:
             return self.pictures, self.default, self.default
-        sides = self.options.sizes or [self.default]
-        weights = np.array(self.options.size_weights or [1.0] * len(sides))
-        side = rng.choice(sides, p=weights / weights.sum())
+        sizes = self.options.weighted_sizes or {self.default: 1.0}
+        side = rng.choice([*sizes], p=np.array([*sizes.values()]) / sum(sizes.values()))
         low, high = map(math.log, ASPECTS)
         aspect = math.exp(rng.uniform(low, high)) if self.options.vary_aspect else 1.0
         height, width = (STEP * round(length / STEP) for length in (side / aspect**0.5, side * aspect**0.5))

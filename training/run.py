@@ -86,8 +86,8 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
         from .auxiliary.targets import make_targets
 
         targets = make_targets(loss_weights, processor, vision, sources)
-    sizes = dict(zip(options.sizes, options.size_weights or [1.0] * len(options.sizes), strict=True))
-    collator = TrafficCollator(processor, options.questions_per_image, arguments.seed, targets=targets, sizes=sizes)
+    asked, sizes = options.questions_per_image, options.weighted_sizes
+    collator = TrafficCollator(processor, asked, arguments.seed, targets=targets, sizes=sizes)
     push, arguments.push_to_hub = arguments.push_to_hub, False  # the finished folder is pushed, not each checkpoint
     arguments.eval_on_start = evaluates and asks  # a baseline for later evaluations
     arguments.load_best_model_at_end &= not options.average_decay

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..scene import ATTRIBUTES, CLASSES, Scene, SceneObject, is_a
+from ...locating_traffic_vlm import overlap
+from ..scene import ATTRIBUTES, CLASSES, Scene, is_a
 from .reading import Folder
 from .split import Problems, plain_name
 
@@ -56,8 +57,8 @@ def with_vehicle_color(scene: Scene, label: VehicleColor) -> Scene:
         ValueError: no object has them.
     """
     sides = (scene.width, scene.height) * 2
-    box = tuple(fraction * side for fraction, side in zip(label.box, sides))
-    overlaps = [_overlap(item, box) if item.category == label.category else 0.0 for item in scene.objects]
+    box = [fraction * side for fraction, side in zip(label.box, sides)]
+    overlaps = [overlap(item.box, box) if item.category == label.category else 0.0 for item in scene.objects]
     best = max(overlaps, default=0.0)
     if best < MIN_OVERLAP:
         raise ValueError(f"no {label.category} of the source has the box {box}; the best overlap is {best:.2f}")
@@ -66,12 +67,3 @@ def with_vehicle_color(scene: Scene, label: VehicleColor) -> Scene:
     attributes = item.attributes if label.color == MIXED else item.attributes | {"color": label.color}
     named = replace(item, attributes=attributes, is_largest=True)
     return replace(scene, objects=(*scene.objects[:index], named, *scene.objects[index + 1 :]))
-
-
-def _overlap(item: SceneObject, box: tuple[float, ...]) -> float:
-    """Intersection over union of the box of an object with another box."""
-    width = min(item.box[2], box[2]) - max(item.box[0], box[0])
-    height = min(item.box[3], box[3]) - max(item.box[1], box[1])
-    common = max(width, 0) * max(height, 0)
-    areas = [(right - left) * (bottom - top) for left, top, right, bottom in (item.box, box)]
-    return common / (sum(areas) - common)

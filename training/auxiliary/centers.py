@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from ...data.scene import Scene, SceneObject, is_a
+from ...data.truth import MIN_VISIBLE
 from ...locating_traffic_vlm import STRIDE
 
 
 SPREAD = 0.1  # standard deviation of the heat around a center, of the width and height of its box
 MIN_SIDE = 3 / 224  # of a box, as a fraction of the image: smaller ones are neither learned nor denied
-MIN_VISIBLE = 0.3
 NEAR = 0.3  # heat down to which the cells around a center are known, if the class is not labeled exhaustively
 SHAPE_WEIGHT = 1.0
 
