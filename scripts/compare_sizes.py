@@ -26,7 +26,7 @@ from traffic_vlm.configuration_traffic_vlm import check_image_size
 from traffic_vlm.data.datasets import add_questions, load_rows
 from traffic_vlm.data.scene import scene_of
 from traffic_vlm.evaluation.markdown import table
-from traffic_vlm.evaluation.metrics import auc, balanced_accuracy
+from traffic_vlm.evaluation.metrics import auc, balanced_accuracy, is_yes_no
 from traffic_vlm.evaluation.predict import predict
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
@@ -61,7 +61,7 @@ def largest_sides(rows: Any) -> dict[tuple[str, str, str], float]:
 
 def accuracy(answers: pd.DataFrame, sides: dict[tuple[str, str, str], float]) -> dict[str, Any]:
     """Balanced accuracy, AUC, and AUC of small objects in questions such as "Is there a car?"."""
-    yes_no = answers[answers["truth"].isin(["yes", "no"])]
+    yes_no = answers[is_yes_no(answers)]
     asked = yes_no[yes_no["question_type"] == "presence"]
     keys = zip(asked["source"], asked["image_id"], asked["category"])
     is_small = np.array([SMALL[0] <= sides.get(key, 0) <= SMALL[1] for key in keys])

@@ -53,9 +53,7 @@ class EvaluateOptions:
     batch_size: int = option(16, "images at once")
     paraphrased_images: int = option(100, "ask in paraphrases, and for contradictions, about at most so many images")
     bf16: bool = option(False, "compute in bfloat16 (autocast)")
-    write_temperature: bool = option(
-        False, "write the fitted temperature, and scores of located objects, to the folder"
-    )
+    write_temperature: bool = option(False, "write the fitted temperature of P(yes) to the model folder")
 
 
 def evaluate(options: EvaluateOptions) -> None:
@@ -98,9 +96,6 @@ def evaluate(options: EvaluateOptions) -> None:
         else:
             side = str(round(math.prod(size) ** 0.5))
             fields["size_temperatures"] = fields.get("size_temperatures", {}) | {side: temperature}
-        scores = {label: row["score"] for label, row in report["tables"].get("locating", {}).items() if row["score"]}
-        if scores and size == default:
-            fields["vision_config"]["located"] |= scores
         atomic_write_text(config, json.dumps(fields, indent=2, sort_keys=True) + "\n")
 
 

@@ -10,9 +10,10 @@ import torch
 from datasets import Dataset
 from PIL import Image
 
-from tiny import any_size_model, count_calls, save_folder, tiny_model, yes_no_model
+from tiny import any_size_model, count_calls, load_script, save_folder, tiny_model, yes_no_model
 from traffic_vlm.data.datasets import FEATURES, LISTS, load_rows, synthetic_rows
 from traffic_vlm.data.grammar import paraphrases_of
+from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.evaluation.consistency import AGREEMENT, contradictions, paraphrase, paraphrase_pairs
 from traffic_vlm.evaluation.markdown import headline
 from traffic_vlm.evaluation.metrics import at_temperature, balanced_accuracy, by_group, exact_match, is_yes_no
@@ -249,3 +250,18 @@ def test_what_cannot_be_fitted_changes_no_model(folder, model, tmp_path, run_scr
     options = ("--model", model, "--dataset", folder, "--output_dir", tmp_path / "out", "--max_images", 1)
     run_script("evaluate.py", *options, "--paraphrased_images", 0, "--bf16", *option.split(), status=2)
     assert message in capsys.readouterr().err and contents(model) == before
+
+
+def test_small_objects_have_an_auc_of_their_own():
+    """12 small cars are less sure than the images without a car, 12 large ones are surer."""
+    script, found = load_script("compare_sizes"), []
+    sides = {("a", str(index), "car"): 0.04 if index < 12 else 0.5 for index in range(24)}
+    for index in range(36):
+        p_yes = 0.4 if index < 12 else 0.9 if index < 24 else 0.5
+        row = {"source": "a", "image_id": str(index), "question_type": "presence", "category": "car", "p_yes": p_yes}
+        found.append(row | {"question_id": "presence/car", "truth": "yes" if index < 24 else "no", "is_right": True})
+    figures = script.accuracy(pd.DataFrame(found), sides)
+    assert (figures["AUC"], figures["AUC of small objects"]) == (pytest.approx(0.5), 0.0)
+    scene = Scene(100, 100, (SceneObject("car", (0, 0, 4, 50)), SceneObject("car", (0, 0, 3, 3))))
+    rows = Dataset.from_list([{"scene": scene.to_json(), "source": "a", "image_id": "1"}])
+    assert script.largest_sides(rows) == {("a", "1", "car"): 0.04}

@@ -44,6 +44,14 @@ def test_an_object_is_the_highest_cell_around_it(centers):
     assert len(find_objects(centers, 1, 0.7)) == 1 and find_objects(centers, 0, 0) == []
 
 
+def test_of_boxes_that_overlap_by_half_the_best_stays(centers):
+    centers[1, 1, 3], centers[1, 1, 4] = -9.0, math.log(0.8 / 0.2)  # a second peak of 0.8, two columns to the right
+    centers[2] = math.log(0.75)  # boxes of 6 columns, which share 4 of 8
+    assert [round(score, 4) for score, *_ in find_objects(centers, 1, 0.7)] == [0.9]
+    centers[2] = math.log(0.5)  # boxes of 4 columns share 2 of 6
+    assert [round(score, 4) for score, *_ in find_objects(centers, 1, 0.7)] == [0.9, 0.8]
+
+
 def test_counts_are_sums_of_peaks_in_the_image_and_in_its_thirds(centers):
     counts = TrafficVLMCounts(2, 5)
     sums = torch.tensor([[0, 0, 0, 0], [1.5, 0.9, 0, 0.6]])

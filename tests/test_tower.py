@@ -22,6 +22,8 @@ from traffic_vlm.data.augment import MAX_ENLARGED, random_window
 from traffic_vlm.data.datasets import FEATURES, LISTS
 from traffic_vlm.data.formats import Problems
 from traffic_vlm.data.formats.scene_labels import SCENE_VALUES, read_scene_labels, with_scene_labels
+from traffic_vlm.data.grammar import TYPES
+from traffic_vlm.data.questions import Candidates
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.truth import GroundTruth
@@ -117,6 +119,33 @@ def test_what_is_known_of_regions(scene, category, expected):
 def test_what_is_known_of_patches(scene, category, expected):
     patch = patch_targets(scene, object_patches(scene, (3, 3)))[INDEX[category]].tolist()
     assert patch[0] == expected and patch[1] == patch[2] == [expected[2]] * 3
+
+
+def test_counts_of_scene_labels_are_answers_for_the_whole_image(tmp_path):
+    line = dict.fromkeys(SCENE_VALUES) | {"image": "a.jpg", "present": ["car", "van", "person"], "unsure": []}
+    lines = [line | {"counts": {"car": 7, "van": 2}}, line | {"unsure": ["bus"], "counts": {"car": 1}}, line]
+    lines.append(line | {"counts": {"car": 0}})
+    (tmp_path / "source.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    problems, whole = Problems(), Scene(300, 300)
+    counted, unsure, without = (
+        with_scene_labels(whole, labels) for _, labels in read_scene_labels(tmp_path / "source.jsonl", problems)
+    )
+    assert problems.counts == {"bad scene label": 1} and "{'car': 0}" in problems.messages[0]
+
+    def answers(scene):
+        truth = GroundTruth(scene)
+        keys = Candidates(truth, TYPES["count"]).find_keys()
+        return {"/".join(key[1:]): found.answer for key in keys if (found := truth.find(key))}
+
+    found = answers(counted)
+    assert [found[f"{name}/what"] for name in ("car", "van", "bus", "vehicle")] == ["many", "2", "0", "many"]
+    assert [found[f"van/over/{limit}"] for limit in (1, 2)] == ["yes", "no"] and "person/what" not in found
+    assert answers(counted.flipped()) == found
+    cropped = answers(counted.cropped(0, 0, 300, 299))
+    assert cropped == answers(without) and not {"car/what", "van/what"} & cropped.keys()
+    assert answers(unsure)["car/what"] == "1" and not {"bus/what", "vehicle/what"} & answers(unsure).keys()
+    boxed = replace(counted, objects=(SceneObject("van", (9, 9, 99, 99)),), exhaustive=frozenset({"van"}))
+    assert answers(boxed)["van/what"] == "1"  # boxes tell the number
 
 
 def test_scene_labels_hold_for_the_whole_image_and_some_of_them_for_crops(tmp_path):

@@ -158,6 +158,30 @@ def test_training_starts_from_a_tower_and_its_head_and_can_freeze_it(start, tmp_
     assert 0 < max((after[name] - before[name]).abs().max() for name in decoder) < 0.1
 
 
+def test_of_a_frozen_tower_what_only_the_answers_teach_is_trained(start, tmp_path):
+    fields = TINY_TOWER | {"neck": "depthwise", "neck_width": 16}
+    TrafficVLMVisionModel(TrafficVLMVisionConfig(**fields)).save_pretrained(tmp_path / "tower")
+    save_training_head(QueryHead(24), tmp_path / "tower")
+    parts = {"vision_tower": str(tmp_path / "tower"), "freeze_vision": True, "pool_above": 128, "locate": ["car"]}
+    for questions, trained in ((8, {"pool", "counts"}), (0, {"center_head"})):
+        model, _ = prepare_model(TrainOptions(from_scratch=True, questions_per_image=questions, **parts))
+        tower = model.model.vision_tower if questions else model.tower
+        found = {name.split(".")[0] for name, weight in tower.named_parameters() if weight.requires_grad}
+        assert found == trained and tower.config.located == {"car": 0.3}
+
+
+def test_a_training_with_questions_draws_the_size_of_each_batch(start, tmp_path, monkeypatch):
+    seen = []
+
+    def collator(*arguments, **options):
+        seen.append(options["sizes"])
+        return TrafficCollator(*arguments, **options)
+
+    monkeypatch.setattr("traffic_vlm.training.run.TrafficCollator", collator)
+    learn(start, tmp_path, f"{ONE_STEP} --sizes 96 128 --size_weights 1 3")
+    assert seen == [{96: 1.0, 128: 3.0}]
+
+
 def test_a_tower_of_transformers_with_a_class_token_and_its_own_normalization(start, tmp_path):
     sizes = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     tower = CLIPVisionModel(CLIPVisionConfig(**sizes, image_size=64, patch_size=16))

@@ -17,7 +17,7 @@ from ..vision_traffic_vlm import TrafficVLMVisionModel
 from .options import TrainOptions
 
 
-NEW_SCORE = 0.3  # from which objects of a new center head are reported, until evaluate.py fits it
+NEW_SCORE = 0.3  # from which objects of a new center head are reported; evaluate.py tells better ones
 
 
 def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any]:
