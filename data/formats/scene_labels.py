@@ -23,7 +23,6 @@ SCENE_VALUES: dict[str, tuple[str, ...]] = {name: tuple(field["values"]) for nam
 SCENE_ATTRIBUTE_OF = {name: (field["attribute"], field["values"]) for name, field in _FIELDS.items()}
 SEEN, SEEN_BY_DRIVERS = (tuple(TABLES["scene_labels"][name]) for name in ("seen", "seen_by_drivers"))
 VEHICLES = frozenset(TABLES["scene_labels"]["vehicles"])
-COUNTED = frozenset(TABLES["scene_labels"]["counted"])
 CLASS_OF: dict[str, str] = TABLES["scene_labels"]["classes"]  # of categories of scene labels, where it differs
 
 
@@ -35,7 +34,7 @@ class SceneLabels:
     present: frozenset[str]  # categories that are visible
     unsure: frozenset[str]  # categories that may be visible
     asked: frozenset[str]  # all categories that the annotators checked; those in neither of the two are absent
-    counts: dict[str, int] | None = None  # of present categories; None: nothing was counted
+    counts: dict[str, int]  # of present categories, of those that were counted
 
 
 def read_scene_labels(path: Path, problems: Problems) -> Iterator[tuple[str, SceneLabels]]:
@@ -52,9 +51,9 @@ def read_scene_labels(path: Path, problems: Problems) -> Iterator[tuple[str, Sce
             present, unsure = frozenset(entry["present"]), frozenset(entry["unsure"])
             if unknown := sorted((present | unsure) - asked):
                 raise ValueError(f"unknown categories {unknown}; expected some of {', '.join(sorted(asked))}")
-            counts = entry.get("counts")
-            if counts is not None and not all(type(count) is int and count > 0 for count in counts.values()):
-                raise ValueError(f"counts must be positive whole numbers, got {counts}")
+            counts = entry.get("counts", {})
+            if wrong := {name: n for name, n in counts.items() if name not in present or type(n) is not int or n < 1}:
+                raise ValueError(f"counts must be positive whole numbers of present categories, got {wrong}")
             yield plain_name(str(entry["image"])), SceneLabels(values, present, unsure, asked, counts)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             problems.add("bad scene label", where, f"{type(error).__name__}: {error}")
@@ -89,11 +88,8 @@ def with_scene_labels(scene: Scene, labels: SceneLabels) -> Scene:
 
 
 def _counts_of(labels: SceneLabels) -> dict[str, int]:
-    """The number of objects of each class that was counted or is absent, and of all vehicles if each was counted."""
-    if labels.counts is None:
-        return {}
-    counts = labels.counts | dict.fromkeys(COUNTED - labels.present - labels.unsure, 0)
+    """The number of objects of each class that was counted, and of all vehicles if each of them was."""
     vehicles = VEHICLES & (labels.present | labels.unsure)
-    if vehicles <= labels.counts.keys():
-        counts["vehicle"] = sum(labels.counts[name] for name in vehicles)
-    return dict(sorted(counts.items()))
+    if not vehicles or not vehicles <= labels.counts.keys():
+        return labels.counts
+    return labels.counts | {"vehicle": sum(labels.counts[name] for name in vehicles)}
