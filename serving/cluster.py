@@ -7,48 +7,36 @@ from contextlib import contextmanager
 from typing import Any
 
 
-def load_ray(address: str | None) -> Any:
-    """The module `ray`. On import it reads our settings from the environment; what the user has set there comes first.
+@contextmanager
+def running_ray(address: str | None) -> Iterator[Any]:
+    """Yield the module `ray`, connected to the cluster at an address or started on this machine; stop it at the end.
 
-    Without an address, Ray runs on this machine for this command alone: it listens on the loopback interface, and
-    asks for a token that only the processes of the command know.
+    Ray on this machine listens on the loopback interface, and asks for a token that only its processes know.
+
+    Raises:
+        OSError: Ray does not start, there is no cluster, or Ray has failed inside the block.
     """
+    # On import Ray reads its settings from the environment; those of the user come first.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "20")  # a busy machine needs more than 5
+    settings: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         # Without clusters of several machines, as on macOS, Ray uses the loopback address only.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        settings |= {"address": "local", "include_dashboard": False}  # which would be eleven more processes
     import ray
 
-    return ray
-
-
-@contextmanager
-def running_ray(address: str | None) -> Iterator[Any]:
-    """Yield the module `ray`, started on this machine or connected to the cluster at an address; stop it at the end.
-
-    If the caller has already started Ray, it is used, and goes on.
-
-    Raises:
-        OSError: Ray does not start, there is no cluster, or Ray has failed inside the block.
-    """
-    ray = load_ray(address)
-    is_running = ray.is_initialized()
-    dashboard = {} if address else {"include_dashboard": False}  # it would be eleven more processes
     try:
-        if not is_running:
-            ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **dashboard)
+        ray.init(**settings)
     except Exception as error:  # Ray raises many types, `Exception` itself among them
-        hint = " (a cluster that asks for a token needs RAY_AUTH_MODE=token in the environment)" if address else ""
-        raise OSError(f"Ray does not start: {error}{hint}") from error
+        raise OSError(f"Ray does not start: {error}") from error
     try:
         yield ray
     except ray.exceptions.RayError as error:
         raise OSError(f"Ray has failed: {str(error).strip().splitlines()[-1]}") from error
     finally:
-        if not is_running:
-            ray.shutdown()
+        ray.shutdown()
 
 
 def share_machines(available: Mapping[str, float], device: str | None, threads: int) -> tuple[dict[str, int], int]:

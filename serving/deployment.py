@@ -5,7 +5,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,25 +26,17 @@ class DeploymentOptions(Settings):
     max_waiting: int = option(256, "requests in a replica, and as many more before it; above: 503")
 
 
-def hold_port(host: str, port: int) -> socket.socket:
-    """A socket that reserves a port for this server.
+def check_port(host: str, port: int) -> None:
+    """Raise an OSError if the port is in use, or the address is not one of this machine.
 
-    Ray Serve opens ports for sharing (SO_REUSEPORT): two servers on one port would each get half of the requests. So
-    this socket is bound without sharing, which fails if the port is in use, and only then shares it with Ray Serve.
-
-    Raises:
-        OSError: the port is in use or above 65535, or the address is not one of this machine.
+    Ray Serve opens ports for sharing (SO_REUSEPORT): two servers on one port would each get half of the requests.
     """
-    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # in spite of closed connections that linger
-        holder.bind((host, port))
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    except (OSError, OverflowError) as error:
-        holder.close()
-        raise OSError(f"--host {host} --port {port}: {error}") from error
-    return holder
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # in spite of closed connections that linger
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise OSError(f"--host {host} --port {port}: {error}") from error
 
 
 def serve(options: DeploymentOptions, on_start: Callable[[], None]) -> None:
@@ -61,8 +52,9 @@ def serve(options: DeploymentOptions, on_start: Callable[[], None]) -> None:
     api_key = os.environ.get(API_KEY)
     if api_key == "":
         raise ValueError(f"{API_KEY} is set, but empty: unset it to require no key")
-    port: Any = nullcontext() if options.address else closing(hold_port(options.host, options.port))
-    with port, running_ray(options.address) as ray:
+    if options.address is None:
+        check_port(options.host, options.port)
+    with running_ray(options.address) as ray:
         from ray import serve as ray_serve
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)  # not each step of starting and stopping
@@ -81,8 +73,7 @@ def serve(options: DeploymentOptions, on_start: Callable[[], None]) -> None:
         )(ray_serve.ingress(lambda: build_app(options, api_key))())
         try:
             ray_serve.run(deployment.bind(), name=NAME)
-            host = f"[{options.host}]" if ":" in options.host else options.host
-            print(f"serving on http://{host}:{options.port}, described at /docs; Ctrl-C stops it", flush=True)
+            print(f"serving on http://{options.host}:{options.port}, described at /docs; Ctrl-C stops it", flush=True)
             threading.Event().wait()
         finally:  # not serve.shutdown(): a cluster may run other applications, and on this machine it prints errors
             ray_serve.delete(NAME)

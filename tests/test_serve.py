@@ -15,20 +15,19 @@ pytest.importorskip("fastapi_offline")
 pytest.importorskip("ray.serve")
 grpc = pytest.importorskip("grpc")
 
-from traffic_vlm.serving.deployment import hold_port  # noqa: E402
+from traffic_vlm.serving.deployment import check_port  # noqa: E402
 
 
-def test_of_two_servers_only_one_gets_the_port():
-    in_use = r"\[Errno \d+\] Address already in use"
+def test_a_port_in_use_is_refused_also_if_it_can_be_shared():
     port = free_port()
-    with hold_port("127.0.0.1", port):
+    check_port("127.0.0.1", port)
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as Ray Serve's proxy
+        server.bind(("127.0.0.1", port))
+        server.listen()
         for host in ("127.0.0.1", "0.0.0.0"):
-            with pytest.raises(OSError, match=f"--host {host} --port {port}: {in_use}"):
-                hold_port(host, port)
-        with socket.socket() as server:  # Ray Serve's proxy shares its port
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            server.bind(("127.0.0.1", port))
-    hold_port("127.0.0.1", port).close()
+            with pytest.raises(OSError, match=rf"--host {host} --port {port}: \[Errno \d+\] Address already in use"):
+                check_port(host, port)
 
 
 def test_an_empty_key_is_refused(monkeypatch, run_script, capsys):
