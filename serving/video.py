@@ -72,15 +72,12 @@ class FrameSource:
     """
 
     def __init__(self, name: str, rate: float | None = None):
-        self.name = hide_password(name)
-        self.rate = rate or DEFAULT_RATE
-        self.is_live = False
+        self.name, self.rate, self.is_live, self.broken = hide_password(name), rate or DEFAULT_RATE, False, 0
         self.notes: list[str] = []
         self.problems: list[str] = []
-        self.broken = 0
 
-    def read(self) -> Iterator[tuple[int, float, Any]]:
-        """Yield (index, seconds, content) of every frame."""
+    def read(self) -> Iterator[tuple[float, Any]]:
+        """Yield (seconds, content) of every frame."""
         raise NotImplementedError
 
     def to_image(self, content: Any, side: int | None) -> Image.Image:
@@ -95,7 +92,7 @@ class FrameSource:
             side: resize frames of videos to side × side, which FFmpeg does several times as fast as the pipeline.
         """
         last_tick = -1
-        for index, seconds, content in self.read():
+        for index, (seconds, content) in enumerate(self.read()):
             tick = index if fps is None else math.floor(seconds * fps + 1e-6)  # 30 times 1/30 s may be below 1 s
             if tick <= last_tick:
                 continue
@@ -106,10 +103,6 @@ class FrameSource:
                 continue
             last_tick = tick
             yield Frame(index, seconds, image)
-
-    def assume_rate(self) -> None:
-        """Note that the images have no times."""
-        self.notes.append(f"{self.name}: images have no times; {self.rate:g} per second are assumed (--frame_rate)")
 
     def skip(self, error: Exception | str) -> None:
         """Count a broken frame, and describe the first one."""
@@ -130,20 +123,15 @@ def open_source(name: str, frame_rate: float | None = None) -> FrameSource:
     """
     path = Path(name)
     if path.is_dir():
-        paths, note = list_images(path)
-        source = ImageSource(name, paths, frame_rate)
-        if note:
-            source.notes.append(f"{name}: {note}")
-        return source
-    if not path.exists() and not is_camera(name) and "://" not in name:
-        raise DataError(f"{name}: no such file, folder, camera or stream")
+        return ImageSource(name, *list_images(path), frame_rate)
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
-        with warnings.catch_warnings(action="ignore"):  # for example, that one frame of several is read
+        with warnings.catch_warnings(action="ignore"):  # that one frame of several is read
             open_image(path)  # raises an error now, as the source has no other image
         with Image.open(path, formats=READABLE) as image:
-            if image.format in ANIMATED and getattr(image, "is_animated", False):
-                return AnimationSource(name, path, frame_rate, has_times=image.format != "TIFF")
-        return ImageSource(name, [path], frame_rate)
+            is_animated = image.format in ANIMATED and getattr(image, "is_animated", False)
+        return AnimationSource(name, path, frame_rate) if is_animated else ImageSource(name, [path], "", frame_rate)
+    if not path.exists() and not is_camera(name) and "://" not in name:
+        raise DataError(f"{name}: no such file, folder, camera or stream")
     if path.suffix.lower() in PLAYLISTS and b"://" in path.read_bytes():
         raise DataError(f"{name}: is a playlist with addresses of videos; give its URL in place of the file")
     return VideoSource(name, frame_rate)
@@ -163,16 +151,19 @@ def hide_password(name: str) -> str:
 
 
 class ImageSource(FrameSource):
-    """Image files as frames."""
+    """Image files as frames, 1 / frame rate each."""
 
-    def __init__(self, name: str, paths: list[Path], frame_rate: float | None = None):
+    def __init__(self, name: str, paths: list[Path], left_out: str, frame_rate: float | None = None):
         super().__init__(name, frame_rate)
         self.paths = paths
         if frame_rate is None and len(paths) > 1:
-            self.assume_rate()
+            assumed = f"{self.rate:g} per second are assumed (--frame_rate)"
+            self.notes.append(f"{self.name}: images have no times; {assumed}")
+        if left_out:
+            self.notes.append(f"{self.name}: {left_out}")
 
-    def read(self) -> Iterator[tuple[int, float, Path]]:
-        yield from ((index, index / self.rate, path) for index, path in enumerate(self.paths))
+    def read(self) -> Iterator[tuple[float, Path]]:
+        yield from ((index / self.rate, path) for index, path in enumerate(self.paths))
 
     def to_image(self, content: Path, side: int | None) -> Image.Image:
         return open_image(content)
@@ -181,13 +172,11 @@ class ImageSource(FrameSource):
 class AnimationSource(FrameSource):
     """The frames of an animated image, each as long as the file says, or 1 / frame rate; the pages of a TIFF."""
 
-    def __init__(self, name: str, path: Path, frame_rate: float | None = None, has_times: bool = True):
+    def __init__(self, name: str, path: Path, frame_rate: float | None = None):
         super().__init__(name, frame_rate)
         self.path = path
-        if frame_rate is None and not has_times:
-            self.assume_rate()
 
-    def read(self) -> Iterator[tuple[int, float, Image.Image]]:
+    def read(self) -> Iterator[tuple[float, Image.Image]]:
         seconds = 0.0
         with Image.open(self.path) as image:
             for index in range(image.n_frames):  # type: ignore[attr-defined]
@@ -196,7 +185,7 @@ class AnimationSource(FrameSource):
                     image.load()
                 except Exception as error:  # whatever the decoder of the format raises: the frames end here
                     return self.skip(error)
-                yield index, seconds, image.copy()
+                yield seconds, image.copy()
                 milliseconds = image.info.get("duration") or 1000 / self.rate  # 0: as fast as the program can
                 seconds += milliseconds / 1000
 
@@ -268,12 +257,8 @@ class VideoSource(FrameSource):
             raise DataError(f"{self.name}: is a live stream, whose times are those of the clock: omit --frame_rate")
         self.stream = self.container.streams.best("video")
         if self.stream is None or self.stream.codec_context is None:
-            found = ", ".join(sorted({stream.type for stream in self.container.streams})) or "nothing"
-            self.container.close()
-            raise DataError(f"{self.name}: has no video stream that can be decoded, only {found}")
-        declared = self.stream.guessed_rate or self.stream.average_rate
-        if frame_rate is None and declared and 0 < declared <= 1000:
-            self.rate = float(declared)
+            raise DataError(f"{self.name}: has no video stream that can be decoded")
+        self.rate = frame_rate or float(self.stream.guessed_rate or DEFAULT_RATE)
         if not self.is_live:
             self.stream.thread_type = "AUTO"  # several frames at a time, which would delay a live source
 
@@ -327,45 +312,39 @@ class VideoSource(FrameSource):
             scaled[..., 3] = array[..., 3] >> 8
         return to_rgb(Image.fromarray(scaled))
 
-    def read(self) -> Iterator[tuple[int, float, av.VideoFrame]]:
-        index, seconds = -1, 0.0
-        last: float | None = None  # the highest time stamp
+    def read(self) -> Iterator[tuple[float, av.VideoFrame]]:
+        seconds, last = None, None  # the highest time stamp
         base = float(self.stream.time_base)  # read now: the frames that follow an error do not have it
         with self.container:
-            for index, pixels in enumerate(self.decode()):
+            for pixels in self.decode():
                 stamp = self.clock() if self.clock else None if pixels.pts is None else pixels.pts * base
                 if stamp is None or last is None or stamp < last - DISORDER:  # no time, or a second recording begins
-                    seconds, last = seconds + (1 / self.rate if index else 0), stamp
+                    seconds, last = 0.0 if seconds is None else seconds + 1 / self.rate, stamp
                 elif stamp > last:
                     seconds, last = seconds + stamp - last, stamp
-                yield index, seconds, pixels
+                yield seconds, pixels
         if self.corrupt:
             damaged = f"{self.name}: damaged packets, whose frames may be wrong: {self.corrupt:,}"
             (self.notes if self.is_live else self.problems).append(damaged)
-        if self.is_live:
-            self.problems.append(f"{self.name}: the camera or stream ended after {seconds + 1 / self.rate:.1f} s")
-        elif index < 0:
+        if seconds is None:
             self.problems.append(f"{self.name}: no frame can be decoded")
+        elif self.is_live:
+            self.problems.append(f"{self.name}: the camera or stream ended after {seconds + 1 / self.rate:.1f} s")
 
     def decode(self) -> Iterator[av.VideoFrame]:
         """Yield the frames of all packets that can be decoded."""
-        for packet in self._read_packets():
-            self.corrupt += packet is not None and packet.is_corrupt
-            try:
-                yield from self.stream.decode(packet)
-            except av.error.FFmpegError as error:
-                self.skip(error.strerror or type(error).__name__)
-
-    def _read_packets(self) -> Iterator[Any]:
         while True:
             try:
-                yield from self.container.demux(self.stream)
+                for packet in self.container.demux(self.stream):
+                    self.corrupt += packet.is_corrupt
+                    try:
+                        yield from self.stream.decode(packet)
+                    except av.error.FFmpegError as error:
+                        self.skip(error.strerror or type(error).__name__)
                 return
             except BlockingIOError:  # some cameras raise it instead of waiting
                 time.sleep(0.005)
             except av.error.FFmpegError as error:
-                timed_out = isinstance(error, av.error.ExitError)
-                reason = f"no data for {self.timeout:g} s" if timed_out else error.strerror
+                reason = f"no data for {self.timeout:g} s" if isinstance(error, av.error.ExitError) else error.strerror
                 self.problems.append(f"{self.name}: reading stopped: {reason}")
-                yield None  # the decoder returns the frames that it holds
                 return
