@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from traffic_vlm.common.answers import answer_notes, answer_text
+from traffic_vlm.common.files import atomic_write
 from traffic_vlm.common.image_files import IMAGE_SUFFIXES, list_images, open_image
 from traffic_vlm.common.options import option, option_parser, silence_libraries
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.scripts import command
-from traffic_vlm.serving.options import ModelOptions
-from traffic_vlm.serving.overlay import name_overlays, save_overlay
+from traffic_vlm.serving.options import ModelOptions, examine
+from traffic_vlm.serving.overlay import draw_overlay, name_overlays
 
 
 @dataclass
@@ -57,9 +58,9 @@ def object_table(objects: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def ask(options: AskOptions, images: Sequence[str], questions: list[str], as_json: bool, captioned: bool) -> int:
     """Answer questions about images, which may be captioned. Returns the number of images with a problem."""
-    found = [list_images(Path(image)) for image in images]
-    paths = [path for files, _ in found for path in files]
-    for note in dict.fromkeys(note for _, note in found if note):
+    listed = [list_images(Path(image)) for image in images]
+    paths = [path for files, _ in listed for path in files]
+    for note in dict.fromkeys(note for _, note in listed if note):
         print(note, file=sys.stderr)
     overlays = name_overlays(options.overlay, paths) if options.overlay else [None] * len(paths)
     pipe, region, failed = options.load(), options.part_of_image, 0
@@ -69,22 +70,22 @@ def ask(options: AskOptions, images: Sequence[str], questions: list[str], as_jso
             image = open_image(path)
             encoded = pipe.encode(image)
             items = pipe(encoded, questions) if questions else []
-            objects = pipe.locate(encoded, labels, size=image.size) if labels else []
-            captions = [pipe.describe(encoded)["caption"]] if captioned else []
+            found = examine(pipe, encoded, image.size, labels, captioned)
         except (ValueError, OSError, FloatingPointError) as error:
             print(error, file=sys.stderr)
             failed += 1
             continue
         if as_json:
-            line = {"image": str(path), "answers": items} | ({"objects": objects} if labels else {})
-            line |= {"caption": captions[0]} if captioned else {}
-            print(json.dumps(line), flush=True)
+            print(json.dumps({"image": str(path), "answers": items} | found), flush=True)
         else:
-            print(path, *captions, *answer_table(items), *object_table(objects), sep="\n", flush=True)
+            caption, objects = [found["caption"]] if captioned else [], found.get("objects", [])
+            print(path, *caption, *answer_table(items), *object_table(objects), sep="\n", flush=True)
         answered = [item for item in items if item["answer"] is not None]
         failed += len(answered) < len(items)
         if overlay and (answered or labels):
-            save_overlay(overlay, pipe, region.crop(image) if region else image, encoded, answered, labels)
+            shown = region.crop(image) if region else image
+            with atomic_write(overlay) as temporary:
+                draw_overlay(pipe, shown, encoded, answered, labels).save(temporary, "PNG")
     return failed
 
 

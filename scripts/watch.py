@@ -47,7 +47,7 @@ def main() -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)  # a shell lets its background jobs ignore SIGINT: `watch.py ... &`
-    problems = watch(what.source, what.ask, options, lambda: sum(stopped))
+    problems = watch(what.source, what.ask, options, lambda: stopped)
     return 128 + stopped[0] if stopped else int(bool(problems))
 
 

@@ -14,27 +14,27 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import repeat
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
+import torch
 from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem
 from tqdm import tqdm
 
-from ..common.answers import answer_notes
 from ..common.files import DataError, decode_text
 from ..common.image_files import IMAGE_SUFFIXES, image_warnings, open_image, select_files
 from ..common.options import option
 from ..fast_traffic_vlm import checksum
-from ..pipeline_traffic_vlm import Asked, TrafficVLMPipeline
 from .cluster import running_ray, share_machines
-from .options import ModelOptions, read_questions
+from .options import ModelOptions, examine, read_questions
 
 
+THREADS = 4  # open the images of an actor
 KINDS = {"image": tuple(IMAGE_SUFFIXES), "tar": (".tar", ".tar.gz", ".tgz"), "parquet": (".parquet",)}
 SCHEMA = pa.schema(
     {
@@ -44,12 +44,15 @@ SCHEMA = pa.schema(
         "score": pa.float32(),
         "p_yes": pa.float32(),
         "problem": pa.string(),  # of the image or of the answer
+        "not_sure": pa.bool_(),  # with --thresholds
+        # With --locate and --describe; null if the image has a problem.
+        "objects": pa.list_(pa.struct({"label": pa.string(), "score": pa.float32(), "box": pa.list_(pa.float32())})),
+        "caption": pa.string(),
+        # Of a block; not written.
+        "file": pa.string(),
+        "warnings": pa.list_(pa.string()),
     }
 )
-NOT_SURE = pa.field("not_sure", pa.bool_())  # one more column with --thresholds
-OBJECT = pa.struct({"label": pa.string(), "score": pa.float32(), "box": pa.list_(pa.float32())})
-OBJECTS = pa.field("objects", pa.list_(OBJECT))  # one more column with --locate; null if the image has a problem
-CAPTION = pa.field("caption", pa.string())  # one more column with --describe; null if the image has a problem
 
 
 @dataclass(kw_only=True)
@@ -67,13 +70,10 @@ class LabelOptions(ModelOptions):
     images_per_part: int = option(200, "single images in one file of labels, on average")
     batch_size: int = option(32, "images in one pass of the model")
     address: str | None = option(None, "Ray cluster of this machine: auto, or host:6379; without it, a new one")
-    actors: int | None = option(None, "processes with a model each; without it, as many as have room")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.address and self.address.startswith("ray://"):
-            raise DataError(f"--address {self.address}: run the command on a machine of the cluster, with auto")
-        if os.path.isdir(self.model):
+        if os.path.isdir(self.model):  # actors have another working directory
             self.model = os.path.abspath(self.model)
 
 
@@ -82,11 +82,8 @@ def digest(text: str) -> str:
 
 
 def open_url(name: str) -> tuple[FileSystem, str]:
-    """(file system, path on it) of a path or a URL. Raises a `DataError` for an unknown kind of URL."""
-    try:
-        return FileSystem.from_uri(name) if "://" in name else (LocalFileSystem(), os.path.abspath(name))
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{name}: there is no such file system: {error}") from error
+    """(file system, path on it) of a path or a URL. Raises a ValueError for an unknown kind of URL."""
+    return FileSystem.from_uri(name) if "://" in name else (LocalFileSystem(), os.path.abspath(name))
 
 
 def list_files(source: str) -> tuple[str, list[str], str]:
@@ -126,25 +123,21 @@ class LabelFolder:
         labeled: the files that have labels.
 
     Raises:
-        DataError: there is no such file system; or a label file is damaged, none of ours, or has other options.
+        ValueError: there is no such file system; or labels have other options.
     """
 
     def __init__(self, url: str, options: dict[str, Any]):
         self.fs, self.path = open_url(url)
         self.options, self.labeled = options, set[str]()
         for info in self.fs.get_file_info(FileSelector(self.path, allow_not_found=True)):
-            if not info.base_name.endswith(".parquet"):
+            if not info.base_name.startswith("part-"):
                 continue
-            try:
-                metadata = pq.read_schema(info.path, filesystem=self.fs).metadata or {}
-                before, files = (json.loads(metadata[key]) for key in (b"options", b"files"))
-            except (pa.ArrowException, KeyError) as error:
-                raise DataError(f"{info.path} is damaged, or holds no labels: remove it ({error})") from error
+            metadata = pq.read_schema(info.path, filesystem=self.fs).metadata
+            before, files = (json.loads(metadata[key]) for key in (b"options", b"files"))
             pairs = [(name, before.get(name), new) for name, new in options.items()]
-            others = [f"{name} {old!r}, now {new!r}" for name, old, new in pairs if old != new]
+            others = "; ".join(f"{name} {old!r}, now {new!r}" for name, old, new in pairs if old != new)
             if others:
-                what = "; ".join(others)
-                raise DataError(f"{self.path} has labels of another run ({what}): choose another --output_dir")
+                raise DataError(f"{self.path} has labels of another run ({others}): choose another --output_dir")
             self.labeled.update(files)
 
     def write(self, labels: pa.Table) -> None:
@@ -152,62 +145,11 @@ class LabelFolder:
         files = sorted(set(labels["file"].to_pylist()))
         name = f"part-{digest(chr(0).join(files))}.parquet"
         metadata = {"options": json.dumps(self.options), "files": json.dumps(files)}
+        table = labels.drop_columns(["file", "warnings"]).replace_schema_metadata(metadata)
+        temporary = f"{self.path}/.{name}.tmp"
         self.fs.create_dir(self.path)
-        table, temporary = labels.drop_columns(["file", "warnings"]), f"{self.path}/.{name}.tmp"
-        table = table.replace_schema_metadata(metadata)
         pq.write_table(table, temporary, filesystem=self.fs, compression="zstd")
         self.fs.move(temporary, f"{self.path}/{name}")
-
-
-class StoredImage(NamedTuple):
-    """The bytes of an image file, which may be no image or be missing, and the file that holds them."""
-
-    key: str
-    content: Any
-    file: str
-
-
-class StoredImagePipeline(TrafficVLMPipeline):
-    """A pipeline for `StoredImage`s, which its threads open. All answers about a bad image have its problem.
-
-    Attributes:
-        labels: classes to locate; None for none.
-        objects: what was located in each image, in order; None for a bad image.
-        describes: whether images get captions.
-        captions: of each image, in order; None for a bad image.
-    """
-
-    labels: list[str] | None = None
-    objects: list[list[dict[str, Any]] | None]
-    describes = False
-    captions: list[str | None]
-
-    def _encode(self, rows: Sequence[Asked]) -> Any:
-        encoded = super()._encode(rows)
-        if rows[0].pixels is None:  # `describe` asks about an encoded image
-            return encoded
-        for row, one in zip(rows, encoded):
-            if self.labels:
-                self.objects.append(self.locate(one, self.labels, size=row.size) if row.size else None)
-            if self.describes:
-                self.captions.append(self.describe(one)["caption"] if row.size else None)
-        return encoded
-
-    def preprocess(self, inputs: Asked, region: Any = None, image_size: Any = None) -> Asked:
-        stored = inputs.image
-        if hasattr(stored, "key_values"):
-            return super().preprocess(inputs, region, image_size)
-        try:
-            if not isinstance(stored.content, bytes):
-                raise DataError("this row has no image")
-            image = open_image(stored.content, os.path.basename(stored.key))
-            return super().preprocess(replace(inputs, image=image, size=image.size), region, image_size)
-        except (OSError, TypeError, ValueError) as error:
-            problem = str(error) or type(error).__name__
-        # A pass needs pixels for each of its images: here a black image, about which nothing is asked.
-        questions = [replace(question, problem=problem) for question in inputs.questions]
-        black = Image.new("RGB", (32, 32))
-        return super().preprocess(replace(inputs, image=black, questions=questions), image_size=image_size)
 
 
 class Labeler:
@@ -220,41 +162,68 @@ class Labeler:
 
     def __init__(self, options: LabelOptions, kind: str, prefix: str = ""):
         self.options, self.kind, self.prefix = options, kind, prefix
-        self.pipe: Any = options.load(StoredImagePipeline)
-        self.pipe.labels, self.pipe.describes = options.locate, options.describe
-        schema = SCHEMA if options.loaded_thresholds is None else SCHEMA.append(NOT_SURE)
-        schema = schema.append(OBJECTS) if options.locate else schema
-        schema = schema.append(CAPTION) if options.describe else schema
-        self.schema = pa.schema([*schema, pa.field("file", pa.string()), pa.field("warnings", pa.list_(pa.string()))])
+        self.pipe = options.load()
+        added = {
+            "not_sure": options.loaded_thresholds is not None,
+            "objects": bool(options.locate),
+            "caption": options.describe,
+        }
+        self.schema = pa.schema([column for column in SCHEMA if added.get(column.name, True)])
 
     def __call__(self, block: pa.Table) -> pa.Table:
         """The labels of a block: a row for each image and question, with the image's file and the block's warnings."""
-        images, self.pipe.objects, self.pipe.captions = list(self.images(block)), [], []
-        with image_warnings() as warnings:
-            answers = list(self.pipe(iter(images), self.options.ask, batch_size=self.options.batch_size))
-        rows = [
-            {"key": image.key, "file": image.file, "warnings": warnings, "objects": objects, "caption": caption} | item
-            for image, items, objects, caption in zip(
-                images, answers, self.pipe.objects or repeat(None), self.pipe.captions or repeat(None)
-            )
-            for item in items
-        ]
-        return pa.Table.from_pylist(rows, self.schema)
+        rows, size = list[dict[str, Any]](), self.options.batch_size
+        with image_warnings() as warnings, ThreadPoolExecutor(THREADS) as pool:
+            opened = (pool.submit(self.open, *image) for image in self.images(block))
+            batch = list(islice(opened, size))
+            while batch:
+                ahead = list(islice(opened, size))  # are opened while the model answers about the batch
+                rows += self.label([image.result() for image in batch])
+                batch = ahead
+        return pa.Table.from_pylist([row | {"warnings": warnings} for row in rows], self.schema)
 
-    def images(self, block: pa.Table) -> Iterator[StoredImage]:
-        """Yield the images of a block, which Ray Data has read."""
+    def images(self, block: pa.Table) -> Iterator[tuple[str, str, Any]]:
+        """Yield (key, file, bytes) of the images of a block, which Ray Data has read."""
         column, key_column = self.options.column, self.options.key_column
         for number, row in enumerate(block.to_pylist()):
             file, path = row["path"], self.prefix + row["path"]
             if self.kind == "image":
-                yield StoredImage(path, row["bytes"], file)
+                yield path, file, row["bytes"]
             elif self.kind == "tar":  # a sample: its files by their suffixes
                 names = {f"{row['__key__']}.{end}": value for end, value in row.items() if isinstance(value, bytes)}
-                yield from (StoredImage(f"{path}#{name}", names[name], file) for name in select_files(names)[0])
+                yield from ((f"{path}#{name}", file, names[name]) for name in select_files(names)[0])
             else:
                 image = row[column]
                 content = image.get("bytes") if isinstance(image, dict) else image
-                yield StoredImage(str(row[key_column]) if key_column else f"{path}#{number}", content, file)
+                yield str(row[key_column]) if key_column else f"{path}#{number}", file, content
+
+    def open(self, key: str, file: str, content: Any) -> tuple[dict[str, Any], Any, Any]:
+        """(key, file and problem of an image; pixels [1,3,H,W], None with a problem; size). Runs in threads."""
+        row = {"key": key, "file": file}
+        try:
+            if not isinstance(content, bytes):
+                raise DataError("this row has no image")
+            image = open_image(content, os.path.basename(key))
+            return row, self.pipe.processor.pixels([image], self.options.part_of_image), image.size
+        except (OSError, ValueError) as error:
+            return row | {"problem": str(error)}, None, None
+
+    def label(self, batch: Sequence[tuple[dict[str, Any], Any, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield a row for each image, from `open`, and question."""
+        asked, encoded, answers = self.options.ask, [], []
+        if good := [pixels for _, pixels, _ in batch if pixels is not None]:
+            with self.pipe.fast:
+                images = self.pipe.model.encode_images(torch.cat(good).to(self.pipe.device))
+            encoded = [images[i] for i in range(len(images))]
+            answers = self.pipe(encoded, asked, batch_size=len(encoded))
+        answered = zip(encoded, answers)
+        for row, pixels, size in batch:
+            if pixels is None:
+                yield from (row | {"question": question} for question in asked)
+            else:
+                image, items = next(answered)
+                row |= examine(self.pipe, image, size, self.options.locate, self.options.describe)
+                yield from (row | item for item in items)
 
 
 def read_blocks(kind: str, files: list[str], blocks: int, fs: FileSystem, options: LabelOptions) -> Any:
@@ -275,9 +244,8 @@ def read_blocks(kind: str, files: list[str], blocks: int, fs: FileSystem, option
         return ray.data.read_webdataset(files, decoder=None, **shared)
     names = pq.read_schema(files[0], filesystem=fs).names
     columns = [name for name in (options.column, options.key_column) if name]
-    for column in columns:
-        if column not in names:
-            raise DataError(f"{files[0]}: has no column {column!r}; its columns are {', '.join(names)}")
+    if missing := [name for name in columns if name not in names]:
+        raise DataError(f"{files[0]}: has no column {missing[0]!r}; its columns are {', '.join(names)}")
     return ray.data.read_parquet(files, columns=[*columns, "path"], **shared)
 
 
@@ -297,8 +265,6 @@ def check_questions(options: LabelOptions) -> dict[str, Any]:
         if question.unknown_words and not options.answer_untaught:
             words = ", ".join(question.unknown_words)
             raise DataError(f"{question.text!r}: the model does not know {words}. Correct or rephrase the question")
-        for note in answer_notes(question.item()):
-            print(f"{question.text!r}: {note}", file=sys.stderr)
     options.ask = [question.text for question in questions]
     names = ("bf16", "image_size", "locate", "region", "column", "key_column")
     return {
@@ -334,23 +300,20 @@ def label(source: str, options: LabelOptions) -> None:
     blocks = -(-len(files) // options.images_per_part) if kind == "image" else len(files)
     with running_ray(options.address) as ray:
         resources, room = share_machines(ray.cluster_resources(), options.device, options.threads)
-        device: Literal["cpu", "cuda"] = "cuda" if "num_gpus" in resources else "cpu"
-        used = replace(options, device=device, threads=resources.get("num_cpus", options.threads))
         labels = read_blocks(kind, files, blocks, open_url(source)[0], options).map_batches(
             Labeler,
-            fn_constructor_args=[used, kind, prefix],
+            fn_constructor_args=[options, kind, prefix],
             batch_size=None,  # a block
             batch_format="pyarrow",
-            concurrency=max(1, min(options.actors or room, room, blocks)),
+            concurrency=max(1, min(room, blocks)),
             **resources,
         )
         with tqdm(total=len(files) if kind == "image" else None, unit=" images") as bar:
             for block in labels.iter_batches(batch_size=None, batch_format="pyarrow"):
                 folder.write(block)
-                for warning in block["warnings"][0].as_py():
-                    if warning not in warned:
-                        warned.add(warning)
-                        tqdm.write(warning, file=sys.stderr)
+                for warning in set(block["warnings"][0].as_py()) - warned:
+                    warned.add(warning)
+                    tqdm.write(warning, file=sys.stderr)
                 problems = block["problem"].is_valid().to_numpy().reshape(-1, len(options.ask))
                 bad += int(problems.any(axis=1).sum())
                 bar.set_postfix_str(f"{bad:,} with a problem", refresh=False)

@@ -1,8 +1,8 @@
-"""Options of the commands that ask a model: which model, how it computes, and which part of images is asked about."""
+"""Options of the commands that ask a model, and what several of them do: read questions, and examine an image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -17,21 +17,18 @@ from ..question_traffic_vlm import Question
 
 
 MAX_QUESTIONS = 64  # about one image, at once
+MAY_BE_ZERO = ("min_score", "shortest")  # all other numbers must be above 0
 
 
 @dataclass
 class ModelOptions:
     """Options of a command that asks a model.
 
-    Attributes:
-        may_be_zero: options that may be 0; all other numbers must be above 0.
-
     Raises:
         DataError: a number out of range, a folder without a model, or thresholds that cannot be read.
         ValueError: not a region, or no possible size.
     """
 
-    may_be_zero: ClassVar[tuple[str, ...]] = ("min_score",)
     model: str = option(
         str(ROOT) if (ROOT / "model.safetensors").is_file() else ".", "folder or Hub repository of a model"
     )
@@ -46,19 +43,18 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not isinstance(value, int | float) or isinstance(value, bool):
-                continue
-            if not 0 <= value < float("inf") or (value == 0 and name not in self.may_be_zero):
-                range_ = "0 or more" if name in self.may_be_zero else "above 0"
-                raise DataError(f"--{name} must be {range_}, got {value}")
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                may_be_zero = name in MAY_BE_ZERO
+                if not (0 < value < float("inf") or (value == 0 and may_be_zero)):
+                    raise DataError(f"--{name} must be {'0 or more' if may_be_zero else 'above 0'}, got {value}")
         check_model(self.model)
         # Read now, because the machines of a cluster need not have the file.
         self.loaded_thresholds = None if self.thresholds is None else load_thresholds(self.thresholds)
         self.size = None if self.image_size is None else parse_size(self.image_size)
         self.part_of_image = None if self.region is None else Region.of(self.region)
 
-    def load(self, pipeline: type[TrafficVLMPipeline] = TrafficVLMPipeline) -> TrafficVLMPipeline:
-        """A pipeline of the given class, with the model, thresholds and region of these options.
+    def load(self) -> TrafficVLMPipeline:
+        """A pipeline with the model, thresholds and region of these options.
 
         Raises:
             OSError: no such model, or its weights cannot be read.
@@ -68,18 +64,13 @@ class ModelOptions:
         choose_threads(self.threads)
         device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = torch.float32 if device.type == "cpu" and not self.bf16 else torch.bfloat16
-        model, processor = (
-            load_weights(self.model, dtype=dtype).eval(),
-            TrafficVLMProcessor.from_pretrained(self.model),
-        )
+        model = load_weights(self.model, dtype=dtype).eval()
+        processor = TrafficVLMProcessor.from_pretrained(self.model)
         if self.size is not None:
             set_image_size(model, processor, self.size)
         settings: dict[str, Any] = {"thresholds": self.loaded_thresholds, "region": self.part_of_image}
         settings |= {"answer_untaught": self.answer_untaught, "min_score": self.min_score}
-        try:
-            return pipeline(model, processor=processor, device=device, **settings)
-        except AssertionError as error:  # raised by torch builds without support for the device
-            raise RuntimeError(f"{device}: {error}") from error
+        return TrafficVLMPipeline(model, processor=processor, device=device, **settings)
 
 
 def read_questions(pipe: TrafficVLMPipeline, questions: Sequence[str]) -> list[Question]:
@@ -89,3 +80,15 @@ def read_questions(pipe: TrafficVLMPipeline, questions: Sequence[str]) -> list[Q
         if question.problem:
             raise DataError(f"{question.text[:80]!r}: {question.problem}")
     return list(dict.fromkeys(found))
+
+
+def examine(
+    pipe: TrafficVLMPipeline, encoded: Any, size: tuple[int, int], labels: Sequence[str] | None, describe: bool
+) -> dict[str, Any]:
+    """{"objects": of these classes, "caption"} of one encoded image, each only if it is asked for.
+
+    Args:
+        size: (width, height) of the image in pixels.
+    """
+    found: dict[str, Any] = {"objects": pipe.locate(encoded, labels, size=size)} if labels else {}
+    return found | ({"caption": pipe.describe(encoded)["caption"]} if describe else {})

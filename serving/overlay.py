@@ -1,4 +1,4 @@
-"""Pictures of what the model sees: attention maps of words over the image, and boxes of located objects.
+"""Pictures of what the model sees: attention maps of words over the image, boxes of located objects, text below.
 
 A map is orange where a word of a question attends. The page shows one word at a time, `ask --overlay` the word that
 each question is about. The surer the model is that there is nothing to see, the fainter is the map.
@@ -13,7 +13,6 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from ..common.answers import answer_text, map_strength, words_to_map
-from ..common.files import atomic_write
 from ..data.scene import CLASSES, class_words
 from ..pipeline_traffic_vlm import WHOLE, TrafficVLMPipeline
 
@@ -21,18 +20,25 @@ from ..pipeline_traffic_vlm import WHOLE, TrafficVLMPipeline
 HEAT = (255, 120, 0)
 FULL_HEAT = 8.0  # times the mean attention, from which the color is full: 190 of 255 over the image
 NOUNS = {word for label in CLASSES for word in class_words(label)}
-LINE_HEIGHT, LETTER_WIDTH = 22, 7  # pixels of a line under an image, and of a letter on average
+TEXT, BACKGROUND = "#ebebeb", "#181818"
+MARGIN, FONT_SIZE, LINE, LETTER = 10, 14, 20, 7  # pixels; LETTER is the width of a letter on average
+
+
+def with_text(picture: Image.Image, lines: Sequence[str], min_width: int = 0) -> Image.Image:
+    """RGB picture of even size with lines of text below it; text wider than the picture is cut off."""
+    width, height = max(picture.width, min_width), picture.height + LINE * len(lines) + MARGIN
+    image = Image.new("RGB", (width + width % 2, height + height % 2), BACKGROUND)
+    image.paste(picture, ((width - picture.width) // 2, 0))
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(FONT_SIZE)
+    for number, line in enumerate(lines):
+        draw.text((MARGIN, picture.height + 4 + LINE * number), " ".join(line.split()), TEXT, font)
+    return image
 
 
 def mapped_words(pipe: TrafficVLMPipeline, question: str) -> list[tuple[int, str]]:
     """(column, word) of each word of a question whose map is shown; the word that it is about comes first."""
     tokens = pipe.tokenizer.convert_ids_to_tokens(pipe.read_question(question).input_ids)
     return words_to_map(tokens, NOUNS)
-
-
-def asked_word(pipe: TrafficVLMPipeline, question: str) -> tuple[int, str] | None:
-    """(column, word) that a question is about; None if it has no words."""
-    return next(iter(mapped_words(pipe, question)), None)
 
 
 def attention_of_question(pipe: TrafficVLMPipeline, encoded: Any, question: str) -> torch.Tensor:
@@ -46,6 +52,15 @@ def heat_over(image: Image.Image, weights: torch.Tensor, strength: float = 1.0) 
     heat = ((weights.float() * weights.numel() - 1) / (FULL_HEAT - 1)).clamp(0, 1) * 190 * strength
     mask = Image.fromarray(heat.round().to(torch.uint8).numpy()).resize(image.size, Image.Resampling.BICUBIC)
     return Image.composite(Image.new("RGB", image.size, HEAT), image, mask)
+
+
+def draw_attention(
+    pipe: TrafficVLMPipeline, picture: Image.Image, encoded: Any, item: Mapping[str, Any], column: int
+) -> Image.Image:
+    """The encoded picture under the map of the word in a column of an answered question."""
+    question = item["question"]
+    strength = map_strength(item, pipe.read_question(question).is_negated)
+    return heat_over(picture, attention_of_question(pipe, encoded, question)[column], strength)
 
 
 def draw_objects(
@@ -81,36 +96,23 @@ def draw_overlay(
     """
     width = 336 if items else 896
     picture = picture.resize((width, max(1, round(width * picture.height / picture.width))))
-    font = ImageFont.load_default(14)
     tiles = []
     for item in items:
-        question = item["question"]
-        column, word = asked_word(pipe, question) or (-1, "")
-        weights = attention_of_question(pipe, encoded, question)[column]
-        texts = (question, f"{answer_text(item)}   (attention of “{word}”)")
-        lines = [line for text in texts for line in textwrap.wrap(text, width // LETTER_WIDTH)]
-        tiles.append((heat_over(picture, weights, map_strength(item, pipe.read_question(question).is_negated)), lines))
+        column, word = next(iter(mapped_words(pipe, item["question"])), (-1, ""))
+        texts = (item["question"], f"{answer_text(item)}   (attention of “{word}”)")
+        lines = [line for text in texts for line in textwrap.wrap(text, width // LETTER)]
+        tiles.append((draw_attention(pipe, picture, encoded, item, column), lines))
     if labels:
         boxes, count = draw_objects(pipe, picture, encoded, labels)
         tiles.append((boxes, [f"objects: {count}"]))
+    most = max(len(lines) for _, lines in tiles)
+    drawn = [with_text(tile, lines + [""] * (most - len(lines))) for tile, lines in tiles]
     columns = 2 if len(tiles) == 4 else min(3, len(tiles))
-    rows = -(-len(tiles) // columns)
-    caption_height = LINE_HEIGHT * max(len(lines) for _, lines in tiles)
-    tile_width, tile_height = width + 8, picture.height + caption_height + 8
-    sheet = Image.new("RGB", (tile_width * columns, tile_height * rows), "white")
-    draw = ImageDraw.Draw(sheet)
-    for index, (tile, lines) in enumerate(tiles):
-        left, top = index % columns * tile_width + 4, index // columns * tile_height + 4
-        sheet.paste(tile, (left, top))
-        for row, line in enumerate(lines):
-            draw.text((left, top + picture.height + 2 + row * LINE_HEIGHT), line, fill="black", font=font)
+    wide, high = drawn[0].width + MARGIN, drawn[0].height + MARGIN
+    sheet = Image.new("RGB", (wide * columns, high * -(-len(tiles) // columns)), BACKGROUND)
+    for index, tile in enumerate(drawn):
+        sheet.paste(tile, (index % columns * wide + MARGIN // 2, index // columns * high + MARGIN // 2))
     return sheet
-
-
-def save_overlay(path: Path, *shown: Any) -> None:
-    """Write the sheet of `draw_overlay`, which has the other arguments, to a PNG file."""
-    with atomic_write(path) as temporary:
-        draw_overlay(*shown).save(temporary, "PNG")
 
 
 def name_overlays(output: Path, images: Sequence[Path]) -> list[Path]:
@@ -123,10 +125,7 @@ def name_overlays(output: Path, images: Sequence[Path]) -> list[Path]:
         raise ValueError(f"--overlay must be a PNG file, got {str(output)!r}")
     outputs = [output]
     if len(images) > 1:  # numbered, as images of different folders can have the same name
-        digits = len(str(len(images)))
-        names = [f"{output.stem}_{i:0{digits}}_{path.stem}{output.suffix}" for i, path in enumerate(images, start=1)]
-        outputs = [output.with_name(name) for name in names]
-    for path in outputs:
-        if path.resolve() in {image.resolve() for image in images}:
-            raise ValueError(f"--overlay {output}: {path} is an image that is asked about")
+        outputs = [output.with_stem(f"{output.stem}_{i}_{path.stem}") for i, path in enumerate(images, start=1)]
+    if both := {path.resolve() for path in outputs} & {path.resolve() for path in images}:
+        raise ValueError(f"--overlay {output}: {both.pop()} is an image that is asked about")
     return outputs

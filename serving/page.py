@@ -19,14 +19,14 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-from ..common.answers import answer_notes, answer_text, map_strength
+from ..common.answers import answer_notes, answer_text
 from ..common.image_files import image_warnings, open_image
 from ..data.suggestions import suggest_questions
 from ..images_traffic_vlm import Region
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_traffic_vlm import NONE
 from .options import MAX_QUESTIONS
-from .overlay import asked_word, attention_of_question, draw_objects, heat_over, mapped_words
+from .overlay import draw_attention, draw_objects, mapped_words
 
 
 KEPT_SECONDS = 3600  # uploads and encoded images are deleted after an hour
@@ -79,23 +79,20 @@ def add_question(question: str, text: str) -> tuple[str, None]:
 
 
 def table(items: Sequence[Mapping[str, Any]]) -> str:
-    """HTML of questions with their answers or problems."""
-    head = "<tr><th>question</th><th>answer and its probability</th></tr>"
-    return f"<table>{head}{''.join(map(table_row, items))}</table>"
-
-
-def table_row(item: Mapping[str, Any]) -> str:
-    """HTML of an item of the pipeline."""
-    notes, score = answer_notes(item), item["score"]
-    question = "<br>".join([html.escape(item["question"]), *(f"<small>{html.escape(note)}</small>" for note in notes)])
-    if "problem" in item:
-        answer = f"<small>{html.escape(item['problem'])}</small>"
-    else:
-        answer = html.escape("none seen" if item["answer"] == NONE else item["answer"])
-        is_sure = not (notes or item.get("not_sure", score < SURE))
-        answer = f"<strong>{answer}</strong>" if is_sure else f"<em>{answer}</em>, not sure"
-        answer += f'<br><meter value="{score:.2f}" aria-label="probability"></meter> {score:.2f}'
-    return f"<tr><td>{question}</td><td>{answer}</td></tr>"
+    """HTML of items of the pipeline: questions with their answers or problems."""
+    rows = ["<tr><th>question</th><th>answer and its probability</th></tr>"]
+    for item in items:
+        notes, score = answer_notes(item), item["score"]
+        texts = [html.escape(item["question"]), *(f"<small>{html.escape(note)}</small>" for note in notes)]
+        if "problem" in item:
+            answer = f"<small>{html.escape(item['problem'])}</small>"
+        else:
+            answer = html.escape("none seen" if item["answer"] == NONE else item["answer"])
+            is_sure = not (notes or item.get("not_sure", score < SURE))
+            answer = f"<strong>{answer}</strong>" if is_sure else f"<em>{answer}</em>, not sure"
+            answer += f'<br><meter value="{score:.2f}" aria-label="probability"></meter> {score:.2f}'
+        rows.append(f"<tr><td>{'<br>'.join(texts)}</td><td>{answer}</td></tr>")
+    return f"<table>{''.join(rows)}</table>"
 
 
 class Page:
@@ -122,39 +119,24 @@ class Page:
             return None
         return draw_objects(self.pipe, picture.shown, picture.encoded, labels)[0] if labels else picture.shown
 
-    def words(self, items: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], str | None]:
-        """The words of answered questions as choices (label, "column:question"), and the choice to show first.
-
-        The first choice is the word that the question with the strongest map is about; None if there are no choices.
-        """
-        answered = {item["question"]: item for item in items if item["answer"] is not None}
-        choices = [
+    def words(self, items: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+        """The words of answered questions as choices (label, "column:question"), those that they are about first."""
+        answered = dict.fromkeys(item["question"] for item in items if item["answer"] is not None)
+        return [
             (f"{word} · {question}", f"{column}:{question}")
             for question in answered
-            for column, word in sorted(mapped_words(self.pipe, question))
+            for column, word in mapped_words(self.pipe, question)
         ]
-        if not choices:
-            return [], None
-        question = max(answered, key=lambda question: self.strength(answered[question]))
-        found = asked_word(self.pipe, question)
-        return choices, f"{found[0]}:{question}" if found else None
-
-    def strength(self, item: Mapping[str, Any]) -> float:
-        """The strength, 0..1, of the maps of an answered question."""
-        return map_strength(item, self.pipe.read_question(item["question"]).is_negated)
 
     def overlay(self, choice: str | None, picture: EncodedPicture | None) -> tuple[Image.Image | None, str]:
         """The image under the attention of a word, one of `words`, and a caption; None and "" without a choice."""
         if choice is None or picture is None:
             return None, ""
         column, _, question = choice.partition(":")
-        word = dict(mapped_words(self.pipe, question))[int(column)]
         [item] = self.pipe(picture.encoded, question)
-        weights = attention_of_question(self.pipe, picture.encoded, question)[int(column)]
-        strength = self.strength(item)
-        faded = " Faded, as probably nothing is there." if strength < 1 else ""
-        caption = f"{question} {answer_text(item)}. Orange: where “{word}” attends.{faded}"
-        return heat_over(picture.shown, weights, strength), caption
+        shown = draw_attention(self.pipe, picture.shown, picture.encoded, item, int(column))
+        word = dict(mapped_words(self.pipe, question))[int(column)]
+        return shown, f"{question} {answer_text(item)}. Orange: where “{word}” attends; faint where nothing is seen."
 
 
 def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blocks:
@@ -169,16 +151,16 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
             try:
                 with image_warnings() as warnings:
                     picture = page.encode(path, image_size)
-                for warning in warnings:
-                    gr.Warning(warning)
                 status = f"Image encoded in {1000 * (time.perf_counter() - start):.0f} ms."
                 description = pipe.describe(picture.encoded)["caption"]
             except ValueError as error:
-                gr.Warning(str(error), duration=None)
+                warnings = [str(error)]
+            for warning in warnings:
+                gr.Warning(warning)
         return page.boxes(labels, picture), picture, description, status, "", *no_words
 
-    def choose_upload(file: dict[str, Any] | None, image_size: int | None, labels: Sequence[str]) -> tuple[Any, ...]:
-        return choose(file["path"] if file else None, image_size, labels)
+    def choose_upload(file: dict[str, Any] | None, *given: Any) -> tuple[Any, ...]:
+        return choose(file["path"] if file else None, *given)
 
     def ask(text: str, picture: EncodedPicture | None) -> tuple[Any, ...]:
         try:
@@ -191,7 +173,8 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
         start = time.perf_counter()
         items = pipe(picture.encoded, questions)
         status = f"Questions: {len(items)}, in {1000 * (time.perf_counter() - start):.0f} ms."
-        choices, first = page.words(items)
+        choices = page.words(items)
+        first = choices[0][1] if choices else None
         return status, table(items), gr.Column(visible=bool(choices)), gr.Dropdown(choices=choices, value=first)
 
     with gr.Blocks(title="Traffic VLM", analytics_enabled=False, delete_cache=DELETING) as blocks:
@@ -201,26 +184,16 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
             with gr.Column():
                 image = gr.Image(label="Image", show_label=False, height=320, buttons=[], elem_id="image")
                 described = gr.Markdown(elem_id="description")
-                examples = gr.Dataset(
-                    label="Example photographs",
-                    components=[image],
-                    samples=[[str(path)] for path in EXAMPLES],
-                    type="index",
-                )
+                samples = [[str(path)] for path in EXAMPLES]
+                examples = gr.Dataset(label="Example photographs", components=[image], samples=samples, type="index")
                 size = gr.Dropdown(
                     [("fast (256 pixels)", 256), ("as trained (384)", 384), ("small objects (512)", 512)],
                     value=None,
                     label="Size of the next image, as the model looks at it",
                     elem_id="size",
                 )
-                objects = gr.Dropdown(
-                    [*pipe.located],
-                    value=[],
-                    multiselect=True,
-                    label="Objects to show in the image",
-                    visible=bool(pipe.located),
-                    elem_id="objects",
-                )
+                shown: dict[str, Any] = {"label": "Objects to show in the image", "visible": bool(pipe.located)}
+                objects = gr.Dropdown([*pipe.located], value=[], multiselect=True, elem_id="objects", **shown)
                 questions = gr.Textbox(
                     QUESTIONS, lines=6, label="Questions, one per line (Shift+Enter asks)", elem_id="questions"
                 )

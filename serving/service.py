@@ -12,10 +12,10 @@ import hmac
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from cachetools import LRUCache
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Security
+from fastapi import Depends, FastAPI, HTTPException, Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
@@ -26,6 +26,7 @@ from ..common.files import decode_text
 from ..common.image_files import MAX_PIXELS, image_warnings, open_image
 from ..common.options import option
 from ..images_traffic_vlm import decode_base64
+from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from .options import MAX_QUESTIONS, ModelOptions
 
 
@@ -38,7 +39,6 @@ LIST_NAMES = (*QUESTION_NAMES, "labels")  # of fields of a form that may be repe
 class Settings(ModelOptions):
     """Options of the model and limits of a request."""
 
-    may_be_zero: ClassVar[tuple[str, ...]] = ("min_score", "cached_images")
     device: Literal["cpu", "cuda"] | None = option(None, "by default a GPU if there is one")
     threads: int = option(2, "CPU threads of the model")
     max_bytes: int = option(20_000_000, "size of a request; above: 413")
@@ -65,15 +65,29 @@ class ImageRequest(BaseModel):
         int | None, Field(description="side of the pixels that the model looks at, a multiple of 32", ge=32, le=640)
     ] = None
 
+    def respond(self, pipe: TrafficVLMPipeline, encoded: Any, size: tuple[int, int]) -> dict[str, Any]:
+        """The response about the encoded image, whose size is in pixels. Raises a ValueError."""
+        raise NotImplementedError
+
+
+class DescribeRequest(ImageRequest):
+    """Describe an image in one or two sentences, of what is sure."""
+
+    def respond(self, pipe: TrafficVLMPipeline, encoded: Any, size: tuple[int, int]) -> dict[str, Any]:
+        return pipe.describe(encoded)
+
 
 class LocateRequest(ImageRequest):
-    """Classes of objects to locate in one image."""
+    """Locate objects in an image."""
 
     labels: Annotated[str | list[str], Field(description="classes such as bus; all are all")] = "all"
 
+    def respond(self, pipe: TrafficVLMPipeline, encoded: Any, size: tuple[int, int]) -> dict[str, Any]:
+        return {"objects": pipe.locate(encoded, self.labels, size=size)}
+
 
 class AnswerRequest(ImageRequest):
-    """Questions about one image."""
+    """Answer questions about an image: `score` is the probability of the answer, `p_yes` that of yes."""
 
     questions: Annotated[list[str], Field(min_length=1, max_length=MAX_QUESTIONS, examples=[["Is there a car?"]])]
     answer_untaught: Annotated[bool | None, Field(description="guess at what was not taught")] = None
@@ -85,6 +99,10 @@ class AnswerRequest(ImageRequest):
         given = [body[name] for name in QUESTION_NAMES if name in body] if isinstance(body, dict) else []
         texts = [text for one in given for text in (one if isinstance(one, list) else [one])]
         return body | {"questions": texts} if given else body
+
+    def respond(self, pipe: TrafficVLMPipeline, encoded: Any, size: tuple[int, int]) -> dict[str, Any]:
+        questions = [text.strip() for text in self.questions]
+        return {"answers": pipe(encoded, questions, answer_untaught=self.answer_untaught)}
 
 
 class Answer(BaseModel):
@@ -109,33 +127,28 @@ class Object(BaseModel):
     point: list[float]
 
 
-class ImageResponse(BaseModel):
-    warnings: Annotated[list[str], Field(description="about the image, if there are any")] = []
-
-
-class AnswerResponse(ImageResponse):
-    answers: list[Answer]
-
-
-class LocateResponse(ImageResponse):
-    objects: list[Object]
-
-
 class Fact(BaseModel):
+    """An answer that the caption says."""
+
     question: str
     p_yes: Annotated[float, Field(description="calibrated P(yes)")]
 
 
-class DescribeResponse(ImageResponse):
-    caption: str
-    facts: Annotated[list[Fact], Field(description="answers that the caption says")]
+class Response(BaseModel):
+    """What was asked for, and warnings about the image, if there are any."""
+
+    answers: list[Answer] = []
+    objects: list[Object] = []
+    caption: str = ""
+    facts: list[Fact] = []
+    warnings: list[str] = []
 
 
 class Problem(BaseModel):
     detail: str
 
 
-def describe(request: type[ImageRequest]) -> dict[str, Any]:
+def describe_body(request: type[ImageRequest]) -> dict[str, Any]:
     """The description of the body of a request, for OpenAPI."""
     schema = request.model_json_schema()
     form = schema["properties"] | {"image": {"type": "string", "format": "binary"}}
@@ -163,30 +176,23 @@ class Service:
         if (found := self.cache.get(key)) is None:
             with image_warnings() as warnings:
                 picture = open_image(asked.image, max_pixels=self.settings.max_pixels)
-                found = self.pipe.encode(picture, image_size=asked.image_size), picture.size, warnings
-            if self.cache.maxsize:
-                self.cache[key] = found
+                encoded = self.pipe.encode(picture, image_size=asked.image_size)
+            found = self.cache[key] = encoded, picture.size, warnings
         return found
 
-    def answer(self, asked: AnswerRequest) -> AnswerResponse:
-        """Items of the pipeline, one for each question. Raises a ValueError if the image cannot be read."""
-        encoded, _, warnings = self.encode(asked)
-        untaught = self.settings.answer_untaught if asked.answer_untaught is None else asked.answer_untaught
-        items = self.pipe(encoded, [text.strip() for text in asked.questions], answer_untaught=untaught)
-        return AnswerResponse.model_validate({"answers": items} | ({"warnings": warnings} if warnings else {}))
-
-    def locate(self, asked: LocateRequest) -> LocateResponse:
-        """Objects in the image. Raises a ValueError if it cannot be read, or a class is not located."""
-        encoded, size, warnings = self.encode(asked)
-        objects = self.pipe.locate(encoded, asked.labels, size=size)
-        return LocateResponse.model_validate({"objects": objects} | ({"warnings": warnings} if warnings else {}))
-
-    def describe(self, asked: ImageRequest) -> DescribeResponse:
-        """A caption of the image, of what is sure. Raises a ValueError if it cannot be read."""
-        encoded, _, warnings = self.encode(asked)
-        return DescribeResponse.model_validate(
-            self.pipe.describe(encoded) | ({"warnings": warnings} if warnings else {})
-        )
+    def respond(self, kind: type[ImageRequest], body: bytes | dict[str, Any]) -> dict[str, Any]:
+        """The response to JSON text, or to the fields of a form. Raises an `HTTPException` 422."""
+        try:
+            is_json = isinstance(body, bytes)
+            asked = kind.model_validate_json(decode_text(body)) if is_json else kind.model_validate(body)
+            encoded, size, warnings = self.encode(asked)
+            return asked.respond(self.pipe, encoded, size) | ({"warnings": warnings} if warnings else {})
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+            raise HTTPException(422, f"{place}: {message}" if place else message) from error
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from error
 
 
 async def check_key(
@@ -228,63 +234,14 @@ async def read_body(request: Request) -> bytes | dict[str, Any]:
         return body
 
 
-def respond(act: Callable[[Any], Any], kind: type[ImageRequest], body: bytes | dict[str, Any]) -> Any:
-    """The response of a method of `Service`. Runs in the thread with the model. Raises an `HTTPException` 422."""
-    try:
-        if isinstance(body, bytes):
-            return act(kind.model_validate_json(decode_text(body)))
-        return act(kind.model_validate(body))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-        raise HTTPException(422, f"{place}: {message}" if place else message) from error
-    except ValueError as error:
-        raise HTTPException(422, str(error)) from error
+def responding(kind: type[ImageRequest]) -> Callable[..., Any]:
+    """A function for a route: it responds to a kind of request, from the thread with the model."""
 
+    async def respond(request: Request) -> Any:
+        state, body = request.app.state, await read_body(request)
+        return await asyncio.get_running_loop().run_in_executor(state.thread, state.service.respond, kind, body)
 
-class RootPath:
-    """ASGI middleware: the app is at a path of a proxy, which may remove this path from requests or leave it."""
-
-    def __init__(self, app: Any, root: str):
-        self.app, self.root = app, root
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        path = scope.get("path", "")
-        path = path if path.startswith(f"{self.root}/") else self.root + path
-        await self.app({**scope, "root_path": self.root, "path": path}, receive, send)
-
-
-router = APIRouter()
-
-
-async def run(request: Request, act: Callable[[Any], Any], kind: type[ImageRequest]) -> Any:
-    """The response to a request, from a method of `Service`."""
-    thread, body = request.app.state.model_thread, await read_body(request)
-    return await asyncio.get_running_loop().run_in_executor(thread, respond, act, kind, body)
-
-
-SHARED: dict[str, Any] = {
-    "response_model_exclude_unset": True,
-    "responses": {status: {"model": Problem} for status in (400, 401, 413, 415, 422)},
-}
-
-
-@router.post("/v1/answer", openapi_extra=describe(AnswerRequest), **SHARED)
-async def answer(request: Request) -> AnswerResponse:
-    """Answer questions about an image: `score` is the probability of the answer, `p_yes` that of yes."""
-    return await run(request, request.app.state.service.answer, AnswerRequest)
-
-
-@router.post("/v1/locate", openapi_extra=describe(LocateRequest), **SHARED)
-async def locate(request: Request) -> LocateResponse:
-    """Locate objects in an image."""
-    return await run(request, request.app.state.service.locate, LocateRequest)
-
-
-@router.post("/v1/describe", openapi_extra=describe(ImageRequest), **SHARED)
-async def describe_image(request: Request) -> DescribeResponse:
-    """Describe an image in one or two sentences, of what is sure."""
-    return await run(request, request.app.state.service.describe, ImageRequest)
+    return respond
 
 
 def build_app(settings: Settings, api_key: str | None = None) -> FastAPI:
@@ -301,12 +258,28 @@ def build_app(settings: Settings, api_key: str | None = None) -> FastAPI:
         redoc_url=None,
         swagger_ui_parameters={"validatorUrl": None},
     )
-    if root := settings.root_path.strip("/"):
-        app.add_middleware(RootPath, root=f"/{root}")
     origins = [origin.rstrip("/") for origin in settings.allow_origin]  # as browsers write them
     app.add_middleware(CORSMiddleware, allow_origins=origins, allow_headers=["*"], allow_methods=["POST"])
-    app.state.service, app.state.api_key, app.state.model_thread = Service(settings), api_key, ThreadPoolExecutor(1)
-    app.include_router(router, dependencies=[Depends(check_key)] if api_key else [])
+    app.state.service, app.state.api_key, app.state.thread = Service(settings), api_key, ThreadPoolExecutor(1)
+    shared: dict[str, Any] = {
+        "dependencies": [Depends(check_key)] if api_key else [],
+        "response_model": Response,
+        "response_model_exclude_unset": True,
+        "responses": {status: {"model": Problem} for status in (400, 401, 413, 415, 422)},
+    }
+    for name, kind in (("answer", AnswerRequest), ("locate", LocateRequest), ("describe", DescribeRequest)):
+        body = describe_body(kind)
+        app.post(f"/v1/{name}", name=name, description=kind.__doc__, openapi_extra=body, **shared)(responding(kind))
+
+    if root := settings.root_path.rstrip("/"):
+
+        @app.middleware("http")
+        async def add_root(request: Request, call_next: Any) -> Any:
+            # A proxy may remove this path from requests or leave it.
+            path = request.scope["path"]
+            path = path if path.startswith(f"{root}/") else root + path
+            request.scope.update(root_path=root, path=path)
+            return await call_next(request)
 
     @app.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
     async def health() -> dict[str, str]:

@@ -14,9 +14,9 @@ from ..common.files import atomic_write
 
 
 MAX_POINTS = 1200  # of a curve in the picture
-LINE, RANGE, THRESHOLD = "#2166ac", "#a9c9e4", "#8a8a8a"
+LINE, THRESHOLD = "#2166ac", "#8a8a8a"
 COLORS = {"yes": "#f4a03c", "red": "#e8483c", "yellow": "#f2d13c", "green": "#3fb862"}  # of events
-OTHER_COLORS = ("#b07cd0", "#3fb8b0", "#d98cb3", "#a58a6a", "#5b9bd5", "#9aa5b1")
+OTHER_COLOR = "#b07cd0"
 MAX_TITLE = 80  # letters of a question
 MIN_LABEL = 0.015  # fraction of the width, per letter: a narrower event is drawn without its answer
 
@@ -44,30 +44,19 @@ def clock_time(seconds: float) -> str:
     return f"{start}:{tenths // 10:02d}.{tenths % 10}"
 
 
-class AnswerColors(dict[str, str]):
-    """A color for each answer: its entry in COLORS, or the next one of OTHER_COLORS."""
-
-    def __missing__(self, answer: str) -> str:
-        others = len(self.keys() - COLORS.keys())
-        self[answer] = COLORS.get(answer) or OTHER_COLORS[others % len(OTHER_COLORS)]
-        return self[answer]
-
-
 def read_curves(timeline: Path, num_questions: int, max_points: int = MAX_POINTS) -> tuple[np.ndarray, ...]:
     """The curves of a timeline of T frames, reduced to P points, at most `max_points`.
 
     Returns:
-        seconds [P]; lowest, mean and highest P(yes), or score of words, [P, num_questions].
+        seconds [P]; lowest and highest P(yes), or score of words, [P, num_questions].
     """
     with timeline.open(newline="", encoding="utf-8") as file:
         rows = ((row["time"], row["p_yes"] or row["score"] or 0) for row in csv.DictReader(file))
         table = np.fromiter(rows, dtype=np.dtype((np.float64, 2)))
     table = table.reshape(-1, num_questions, 2)  # [T, Q, 2]: a frame has a row for each question, in their order
-    seconds, values = table[:, 0, 0], table[:, :, 1]
-    starts = np.arange(0, len(seconds), -(-len(seconds) // max_points))
-    counts = np.diff([*starts, len(seconds)])[:, None]
-    mean = np.add.reduceat(values, starts) / counts
-    return seconds[starts], np.minimum.reduceat(values, starts), mean, np.maximum.reduceat(values, starts)
+    starts = np.arange(0, len(table), -(-len(table) // max_points))
+    seconds, values = table[starts, 0, 0], table[:, :, 1]
+    return seconds, np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
 
 
 def draw_timeline(
@@ -83,31 +72,27 @@ def draw_timeline(
         events: rows of events.csv.
         thresholds: on P(yes), for each question; empty for a question answered in words.
     """
-    colors = AnswerColors()
-    seconds, low, mean, high = read_curves(timeline, len(questions))
+    seconds, low, high = read_curves(timeline, len(questions))
     figure = Figure(figsize=(8, 0.9 + 0.85 * len(questions)), layout="constrained")
     rows = figure.subplots(len(questions), 1, sharex=True, squeeze=False)[:, 0]
     end = max(seconds[-1], *(event["end"] for event in events), 1e-3)
     for index, (axes, question) in enumerate(zip(rows, questions)):
-        found = [(one["start"], one["end"], one["answer"]) for one in events if one["question"] == question]
-        total = sum(stop - start for start, stop, _ in found)
-        for start, stop, answer in found:
-            axes.axvspan(start, stop, color=colors[answer], alpha=0.55, linewidth=0)
-            if not thresholds[index] and stop - start > MIN_LABEL * len(answer) * end:
-                axes.text((start + stop) / 2, 0.5, answer, fontsize=10, ha="center", va="center")
+        for event in events:
+            if event["question"] == question:
+                start, stop, answer = event["start"], event["end"], event["answer"]
+                axes.axvspan(start, stop, color=COLORS.get(answer, OTHER_COLOR), alpha=0.55, linewidth=0)
+                if not thresholds[index] and stop - start > MIN_LABEL * len(answer) * end:
+                    axes.text((start + stop) / 2, 0.5, answer, fontsize=10, ha="center", va="center")
         for threshold in thresholds[index]:
             axes.axhline(threshold, color=THRESHOLD, linewidth=0.7, linestyle=":")
-        # An answer holds until the next frame.
-        axes.fill_between(seconds, low[:, index], high[:, index], step="post", color=RANGE, linewidth=0)
-        axes.plot(seconds, mean[:, index], drawstyle="steps-post", color=LINE, linewidth=1.2)
+        # An answer holds until the next frame. A range without height is a line.
+        axes.fill_between(seconds, low[:, index], high[:, index], step="post", color=LINE, linewidth=1.2)
         axes.set(ylim=(0, 1.03), yticks=(0, 1), xlim=(0, end))
         axes.spines[["top", "right"]].set_visible(False)
         title = textwrap.shorten(question, MAX_TITLE, placeholder="…")
         axes.set_title(title, loc="left", fontsize=10, pad=3, parse_math=False)  # "$" stands for itself
-        count = "1 event" if len(found) == 1 else f"{len(found)} events"
-        axes.set_title(f"{count}, {total:.1f} s", loc="right", fontsize=10, pad=3)
     rows[-1].xaxis.set_major_locator(MaxNLocator(8, steps=[1, 1.5, 2, 3, 6, 10]))
     rows[-1].xaxis.set_major_formatter(FuncFormatter(lambda second, _: clock_time(max(0, second)).removesuffix(".0")))
-    rows[-1].set_xlabel("line: P(yes), or score of the words · pale: range · color: events · dots: thresholds")
+    rows[-1].set_xlabel("line: P(yes), or score of the words · color: events · dots: thresholds")
     with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png", dpi=150, facecolor="white")

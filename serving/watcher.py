@@ -7,20 +7,16 @@ thread, and when the model is late, the oldest waiting frame is dropped and coun
 """
 
 import json
-import queue
-import signal
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from statistics import median_low
-from typing import Any, ClassVar
+from typing import Any
 
 from tqdm import tqdm
 
@@ -49,7 +45,6 @@ Item = Mapping[str, Any]  # of the pipeline
 class WatchOptions(ModelOptions):
     """Options of `watch`."""
 
-    may_be_zero: ClassVar[tuple[str, ...]] = ("min_score", "shortest")
     output_dir: Path = field(metadata={"help": "folder to write to"})
     overwrite: bool = option(False, "replace the files of an earlier run")
     video: Path | None = option(None, "annotated video to write: .mp4, .mov or .mkv")
@@ -64,13 +59,8 @@ class WatchOptions(ModelOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         EventDetector(self.on, self.off, self.shortest)  # checks the three values
-        if self.thresholds and (self.on, self.off) != (WatchOptions.on, WatchOptions.off):
-            raise DataError("--thresholds takes the place of --on and --off: give either")
-        if self.video is not None:
-            if self.video.suffix.lower() not in SUFFIXES:
-                raise DataError(f"--video {self.video}: must end in {', '.join(SUFFIXES)}")
-            if self.video.exists() and not self.overwrite:
-                raise DataError(f"--video {self.video}: exists; choose another name, or --overwrite")
+        if self.video is not None and self.video.suffix.lower() not in SUFFIXES:
+            raise DataError(f"--video {self.video}: must end in {', '.join(SUFFIXES)}")
 
     def event_limits(self, question: Question) -> tuple[float, float]:
         """P(yes) from which an event of a question begins, and below which it ends."""
@@ -93,28 +83,20 @@ class LiveReader:
         is_silent: no frame came for so many seconds that the source counts as lost.
     """
 
-    def __init__(self, frames: Any, silence: float = SILENCE):
+    def __init__(self, frames: Iterator[Frame], silence: float = SILENCE):
         self.silence, self.dropped, self.is_silent = silence, 0, False
-        # Frames; at the end None, or the exception that reading raised.
-        self._queue: queue.Queue[Frame | Exception | None] = queue.Queue()
-        self._stopped = threading.Event()
-        threading.Thread(target=self._read, args=(frames,), daemon=True).start()
+        self._waiting: deque[Frame] = deque(maxlen=LIVE_CAPACITY)
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._read, args=(frames,), daemon=True)
+        self._thread.start()
 
-    def _read(self, frames: Any) -> None:
-        end = None
+    def _read(self, frames: Iterator[Frame]) -> None:
         try:
-            with closing(frames):
-                for frame in frames:
-                    if self._stopped.is_set():
-                        return
-                    if self._queue.qsize() >= LIVE_CAPACITY:
-                        with suppress(queue.Empty):  # the model may just have taken them
-                            self._queue.get_nowait()
-                            self.dropped += 1
-                    self._queue.put(frame)
+            for frame in frames:
+                self.dropped += len(self._waiting) == LIVE_CAPACITY
+                self._waiting.append(frame)
         except Exception as error:
-            end = error
-        self._queue.put(end)
+            self._error = error
 
     def batches(self, should_stop: Callable[[], Any]) -> Iterator[list[Frame]]:
         """Yield lists of one frame until frames end, the source is lost, or `should_stop()` is true.
@@ -123,21 +105,18 @@ class LiveReader:
             Exception: whatever reading raised, after the frames before it.
         """
         last = time.monotonic()
-        try:
-            while not should_stop() and not self.is_silent:
-                try:
-                    item = self._queue.get(timeout=0.2)
-                except queue.Empty:
-                    self.is_silent = time.monotonic() - last > self.silence
-                    continue
-                if item is None:
-                    return
-                if isinstance(item, Exception):
-                    raise item
-                yield [item]
+        while not should_stop() and not self.is_silent:
+            has_ended = not self._thread.is_alive()  # asked first: the last frame may be about to come
+            if self._waiting:
+                yield [self._waiting.popleft()]
                 last = time.monotonic()  # silence does not count while the model is busy
-        finally:
-            self._stopped.set()
+            elif has_ended:
+                if self._error:
+                    raise self._error
+                return
+            else:
+                time.sleep(0.01)
+                self.is_silent = time.monotonic() - last > self.silence
 
 
 def batch_frames(frames: Iterator[Frame], size: int, should_stop: Callable[[], Any]) -> Iterator[list[Frame]]:
@@ -159,9 +138,7 @@ class Recorder:
         self.questions, self.options, self.source, self.video = list(questions), options, source, video
         self.steps = deque([1 / min(source.rate, options.fps or source.rate)], maxlen=100)  # seconds between frames
         self.folder, self.texts = options.output_dir, [question.text for question in questions]
-        self.num_frames, self.dropped, self.seconds = 0, 0, 0.0
-        self.started, self.start = datetime.now().astimezone(), time.monotonic()
-        self.ended_by = "an error"
+        self.num_frames, self.dropped, self.seconds, self.start = 0, 0, 0.0, time.monotonic()
         self.events: list[dict[str, Any]] = []  # rows of those that have ended
         self.detectors = [options.detector(question) for question in questions]
         not_sure = () if options.loaded_thresholds is None else ("not_sure",)
@@ -171,22 +148,28 @@ class Recorder:
     def add(self, frames: Sequence[Frame], items: Sequence[Sequence[Item]]) -> None:
         """Record frames in their order, each with the items of all questions."""
         for frame, row in zip(frames, items):
-            step = frame.seconds - self.seconds
-            if self.num_frames and step > max(JUMP, JUMP_STEPS * median_low(self.steps)):
-                self._end_events()
-                times = f"{clock_time(self.seconds)} to {clock_time(frame.seconds)}"
-                self.source.notes.append(f"the time jumps from {times}: events end there")
-            if self.num_frames:  # also after a jump: the declared rate may be wrong
-                self.steps.append(step)
+            if self.num_frames:
+                self._step(frame.seconds)
             self.num_frames, self.seconds = self.num_frames + 1, frame.seconds
             self.timeline.add(timeline_row(frame, item) for item in row)
             for question, item, detector in zip(self.questions, row, self.detectors):
-                words = item["answer"] or NONE if item["p_yes"] is None else None
-                self._record(question, detector.update(frame.seconds, level_of(item), words))
+                is_in_words = item["p_yes"] is None
+                level = item["score"] or 0.0 if is_in_words else item["p_yes"]
+                changes = detector.update(frame.seconds, level, item["answer"] or NONE if is_in_words else None)
+                self._record(question, changes)
             if self.video is not None:
                 # The answer comes first: a long question is cut off.
                 lines = [f"{answer_text(item)}  {question.text}" for question, item in zip(self.questions, row)]
                 self.video.add(frame.seconds, frame.image, lines)
+
+    def _step(self, seconds: float) -> None:
+        """Note the time until the next frame; events end where it is a jump."""
+        step = seconds - self.seconds
+        if step > max(JUMP, JUMP_STEPS * median_low(self.steps)):
+            self._end_events()
+            times = f"{clock_time(self.seconds)} to {clock_time(seconds)}"
+            self.source.notes.append(f"the time jumps from {times}: events end there")
+        self.steps.append(step)  # also of a jump: the declared rate may be wrong
 
     def _record(self, question: Question, changes: Sequence[Event]) -> None:
         """Print the events of a question that have begun or ended, and write those that have ended."""
@@ -208,50 +191,34 @@ class Recorder:
 
     def close(self) -> None:
         """End the current events, complete all files, and print the main figures to standard error."""
-        elapsed = time.monotonic() - self.start
+        speed = round(self.num_frames / (time.monotonic() - self.start), 2)
         self._end_events()
+        limits = [self.options.event_limits(question) for question in self.questions]
+        summary = {
+            "source": self.source.name,
+            "seconds": self.seconds,
+            "frames": self.num_frames,
+            "frames_per_second": speed,
+            "dropped": self.dropped,
+            "broken": self.source.broken,
+            "notes": self.source.notes,
+            "problems": self.source.problems,
+            "questions": [{"question": text, "on": on, "off": off} for text, (on, off) in zip(self.texts, limits)],
+            "events": self.events,
+        }
         try:
-            self._write_summary(elapsed)
+            atomic_write_text(self.folder / "summary.json", json.dumps(summary, indent=1))
+            print(
+                f"{self.num_frames:,} frames, {speed} frames/s, {len(self.events):,} events; wrote {self.folder}",
+                file=sys.stderr,
+            )
             if self.num_frames:
-                limits = [self.options.event_limits(one) if one.is_yes_no else () for one in self.questions]
+                drawn = [limit if question.is_yes_no else () for question, limit in zip(self.questions, limits)]
                 files = self.folder / "timeline.csv", self.folder / "timeline.png"
-                draw_timeline(files[0], self.texts, self.events, limits, files[1])
+                draw_timeline(files[0], self.texts, self.events, drawn, files[1])
         finally:
             if self.video is not None:
                 self.video.close()
-
-    def _write_summary(self, elapsed: float) -> None:
-        options, source = self.options, self.source
-        limits = [options.event_limits(question) for question in self.questions]
-        summary = {
-            "source": source.name,
-            "model": options.model,
-            "started": self.started.isoformat(timespec="seconds"),
-            "ended_by": self.ended_by,
-            "seconds": self.seconds,
-            "elapsed": round(elapsed, 3),
-            "frames_per_second": round(self.num_frames / elapsed, 2),
-            "real_time": round(self.seconds / elapsed, 3),
-            "dropped": self.dropped,
-            "broken": source.broken,
-            "notes": source.notes,
-            "problems": source.problems,
-            "questions": [{"question": text, "on": on, "off": off} for text, (on, off) in zip(self.texts, limits)],
-            "shortest": options.shortest,
-            "frames": self.num_frames,
-            "events": self.events,
-        }
-        atomic_write_text(self.folder / "summary.json", json.dumps(summary, indent=1))
-        print(
-            f"{self.num_frames:,} frames, {summary['frames_per_second']} frames/s, "
-            f"{summary['real_time']} x real time, {len(self.events):,} events; wrote {self.folder}",
-            file=sys.stderr,
-        )
-
-
-def level_of(item: Item) -> float:
-    """P(yes), or the score of an answer in words; 0 without an answer."""
-    return item["score"] or 0.0 if item["p_yes"] is None else item["p_yes"]
 
 
 def timeline_row(frame: Frame, item: Item) -> dict[str, Any]:
@@ -261,13 +228,13 @@ def timeline_row(frame: Frame, item: Item) -> dict[str, Any]:
 
 
 def watch(
-    name: str, questions: Sequence[str], options: WatchOptions, stop_signal: Callable[[], int] = lambda: 0
+    name: str, questions: Sequence[str], options: WatchOptions, should_stop: Callable[[], Any] = lambda: False
 ) -> list[str]:
     """Ask questions about every frame of a source, and write the answers to `options.output_dir`.
 
     Args:
         name: see `open_source`.
-        stop_signal: polled; a number other than 0 is the signal that ends the run.
+        should_stop: polled; the run ends once it returns something true.
 
     Returns:
         why frames are missing; empty if none are.
@@ -287,17 +254,13 @@ def watch(
     video = AnnotatedVideo(options.video, min(source.rate, options.fps or source.rate)) if options.video else None
     for file in FILES:  # only now, when the new run can start
         (options.output_dir / file).unlink(missing_ok=True)
-    recorder, known = Recorder(read, options, source, video), len(source.notes)
-    for note in source.notes:
-        print(note, file=sys.stderr)
+    recorder = Recorder(read, options, source, video)
     try:
-        ask_about_frames(pipe, recorder, stop_signal)
-        stop = stop_signal()
-        recorder.ended_by = signal.Signals(stop).name if stop else "end of the source"
+        ask_about_frames(pipe, recorder, should_stop)
     finally:
         recorder.close()
-    for text in source.notes[known:] + source.problems:
-        print(text, file=sys.stderr)
+        for text in source.notes + source.problems:
+            print(text, file=sys.stderr)
     return source.problems
 
 
@@ -305,19 +268,16 @@ def check_output(options: WatchOptions, source: str) -> None:
     """Create the output folder.
 
     Raises:
-        DataError: it has files of an earlier run and `overwrite` is off, it cannot be created, or the annotated video
-            is the source.
+        OSError: it cannot be created.
+        DataError: there are files of an earlier run and `overwrite` is off, or the annotated video is the source.
     """
     video, folder = options.video, options.output_dir
-    if video is not None and video.exists() and Path(source).exists() and video.samefile(source):
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in [folder / file for file in FILES] + ([video] if video else []):
+        if path.exists() and not options.overwrite:
+            raise DataError(f"{path} is of an earlier run; choose another name, or --overwrite")
+    if video and video.exists() and Path(source).exists() and video.samefile(source):
         raise DataError(f"--video {video}: is the video to watch")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be written to: {error}") from error
-    for file in FILES:
-        if (folder / file).exists() and not options.overwrite:
-            raise DataError(f"{folder}: has {file} of an earlier run; choose another folder, or --overwrite")
 
 
 def ask_about_frames(pipe: TrafficVLMPipeline, recorder: Recorder, should_stop: Callable[[], Any]) -> None:
@@ -332,8 +292,7 @@ def ask_about_frames(pipe: TrafficVLMPipeline, recorder: Recorder, should_stop: 
             images = [frame.image for frame in batch]
             recorder.add(batch, pipe(images, recorder.texts, batch_size=len(batch)))
             recorder.dropped = live.dropped if live else 0
-            late = f", {recorder.dropped:,} dropped" if recorder.dropped else ""
-            progress.set_postfix_str(f"{clock_time(recorder.seconds)}{late}", refresh=False)
+            progress.set_postfix_str(f"{clock_time(recorder.seconds)}, {recorder.dropped:,} dropped", refresh=False)
             progress.update(len(batch))
     if live is not None and live.is_silent:
         source.problems.append(f"{source.name}: no frame for {live.silence:g} s: the camera or stream is lost")

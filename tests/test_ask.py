@@ -12,7 +12,7 @@ from tiny import locating_model, save_folder, tiny_model
 from traffic_vlm.common.answers import map_strength
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.serving.options import ModelOptions
-from traffic_vlm.serving.overlay import asked_word, heat_over
+from traffic_vlm.serving.overlay import heat_over, mapped_words
 
 
 CAR, BUS = "Is there a car?", "Is there a bus?"
@@ -52,9 +52,9 @@ def ask(model, folder, run_script, capsys):
 
 
 def test_the_asked_word_is_the_first_noun(pipe):
-    assert asked_word(pipe, "Is there a bus left of the car?")[1] == "bus"
-    assert asked_word(pipe, "What color is the traffic light?")[1] == "light"
-    assert asked_word(pipe, "Is it raining?")[1] not in ("?", "[SOS]")
+    assert mapped_words(pipe, "Is there a bus left of the car?")[0][1] == "bus"
+    assert mapped_words(pipe, "What color is the traffic light?")[0][1] == "light"
+    assert mapped_words(pipe, "Is it raining?")[0][1] not in ("?", "[SOS]")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_objects_are_located_with_and_without_questions(folder, ask):
     assert CAR in rows[1] and len(rows) == 2 + len(objects)
     assert rows[2] == f"  bus  {first['score']:.2f}  box {','.join(f'{side:.0f}' for side in first['box'])}"
     ask("scene.png", "--locate", "all", "--overlay", "boxes.png", *options)
-    assert [Image.open(name).width for name in ("both.png", "boxes.png")] == [2 * 344, 904]
+    assert [Image.open(name).width for name in ("both.png", "boxes.png")] == [2 * 346, 906]
 
 
 def test_a_class_that_is_not_located_is_named_once_before_any_image(folder, ask):

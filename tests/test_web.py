@@ -28,7 +28,7 @@ from traffic_vlm.export.libraries import fetch_libraries  # noqa: E402
 from traffic_vlm.export.onnx import export_settings, load, make_graphs  # noqa: E402
 from traffic_vlm.export.web import export_page, page_data, pixels_graph  # noqa: E402
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline  # noqa: E402
-from traffic_vlm.serving.overlay import asked_word, attention_of_question  # noqa: E402
+from traffic_vlm.serving.overlay import attention_of_question, mapped_words  # noqa: E402
 
 
 QUESTIONS = [*(ROOT / "tests/data/asked.txt").read_text("utf-8").splitlines(), "car " * 130]
@@ -164,7 +164,7 @@ def test_answers_are_those_of_python(model_folder, page, tab):
                 map_strength(item, vqa.read_question(item["question"]).is_negated) if item["answer"] else 0
             )
             if item["answer"]:
-                column, word = asked_word(vqa, item["question"])
+                column, word = mapped_words(vqa, item["question"])[0]
                 weights = attention_of_question(vqa, encoded, item["question"])[column].flatten().numpy()
                 assert words[0][0] == word and np.abs(np.array(words[0][1]) - weights).sum() < 0.1
 
