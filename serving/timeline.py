@@ -80,7 +80,7 @@ def draw_timeline(
         for event in events:
             if event["question"] == question:
                 start, stop, answer = event["start"], event["end"], event["answer"]
-                axes.axvspan(start, stop, color=COLORS.get(answer, OTHER_COLOR), alpha=0.55, linewidth=0)
+                axes.axvspan(start, stop, fc=COLORS.get(answer, OTHER_COLOR), ec="white", alpha=0.55)
                 if not thresholds[index] and stop - start > MIN_LABEL * len(answer) * end:
                     axes.text((start + stop) / 2, 0.5, answer, fontsize=10, ha="center", va="center")
         for threshold in thresholds[index]:
