@@ -180,11 +180,11 @@ class Service:
             found = self.cache[key] = encoded, picture.size, warnings
         return found
 
-    def respond(self, kind: type[ImageRequest], body: bytes | dict[str, Any]) -> dict[str, Any]:
+    def respond(self, kind: type[ImageRequest], body: bytes | str | dict[str, Any]) -> dict[str, Any]:
         """The response to JSON text, or to the fields of a form. Raises an `HTTPException` 422."""
         try:
-            is_json = isinstance(body, bytes)
-            asked = kind.model_validate_json(decode_text(body)) if is_json else kind.model_validate(body)
+            body = decode_text(body) if isinstance(body, bytes) else body
+            asked = kind.model_validate_json(body) if isinstance(body, str) else kind.model_validate(body)
             encoded, size, warnings = self.encode(asked)
             return asked.respond(self.pipe, encoded, size) | ({"warnings": warnings} if warnings else {})
         except ValidationError as error:

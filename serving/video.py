@@ -313,20 +313,21 @@ class VideoSource(FrameSource):
         return to_rgb(Image.fromarray(scaled))
 
     def read(self) -> Iterator[tuple[float, av.VideoFrame]]:
-        seconds, last = None, None  # the highest time stamp
+        seconds = -1 / self.rate  # the first frame follows, at 0
+        last: float | None = None  # the highest time stamp
         base = float(self.stream.time_base)  # read now: the frames that follow an error do not have it
         with self.container:
             for pixels in self.decode():
                 stamp = self.clock() if self.clock else None if pixels.pts is None else pixels.pts * base
                 if stamp is None or last is None or stamp < last - DISORDER:  # no time, or a second recording begins
-                    seconds, last = 0.0 if seconds is None else seconds + 1 / self.rate, stamp
+                    seconds, last = seconds + 1 / self.rate, stamp
                 elif stamp > last:
                     seconds, last = seconds + stamp - last, stamp
                 yield seconds, pixels
         if self.corrupt:
             damaged = f"{self.name}: damaged packets, whose frames may be wrong: {self.corrupt:,}"
             (self.notes if self.is_live else self.problems).append(damaged)
-        if seconds is None:
+        if seconds < 0:
             self.problems.append(f"{self.name}: no frame can be decoded")
         elif self.is_live:
             self.problems.append(f"{self.name}: the camera or stream ended after {seconds + 1 / self.rate:.1f} s")
