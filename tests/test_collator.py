@@ -16,17 +16,16 @@ from traffic_vlm.data.questions import Balancer
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject, is_a
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.training.auxiliary.grounding import box_patches
+from traffic_vlm.training.auxiliary.losses import LOSSES, make_targets
 from traffic_vlm.training.auxiliary.presence import HEAD_QUESTIONS
-from traffic_vlm.training.auxiliary.targets import make_targets
 from traffic_vlm.training.collator import TrafficCollator
-from traffic_vlm.training.options import LOSSES
 
 
 class Collator(TrafficCollator):
     """A collator with all targets, which keeps the images and questions of its last batch."""
 
     def __init__(self, processor, questions, sources=(), **options):
-        targets = make_targets(LOSSES, processor, TrafficVLMVisionConfig(), sources)
+        targets = make_targets(LOSSES, processor, TrafficVLMVisionConfig(located={"car": 0.3}), sources)
         super().__init__(processor, questions, targets=targets, **options)
 
     def add_targets(self, images, batch):

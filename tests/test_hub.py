@@ -76,7 +76,7 @@ def test_a_license_is_not_guessed_and_a_hand_written_card_is_kept(tmp_path):
 @pytest.mark.parametrize(
     ("name", "old", "new", "message"),
     [
-        ("tokenizer.json", None, "", "has no tokenizer.json"),
+        ("README.md", None, "", "README.md: the metadata have no license"),
         ("README.md", CARD, "# Mine", "README.md: the metadata have no license"),
         pytest.param(
             *("config.json", '"num_hidden_layers": 2', '"num_hidden_layers": 3'),

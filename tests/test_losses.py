@@ -1,35 +1,50 @@
 """Auxiliary losses: values by hand, and gradients through the results that a forward pass records."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tiny import tiny_model
-from traffic_vlm.training.auxiliary.losses import agreement_loss, grounding_loss, recording
+from traffic_vlm.training.auxiliary import agreement, grounding
+from traffic_vlm.training.auxiliary.losses import ForwardPass, recording
 
 
-def check(loss, given, expected):
-    """The loss of tensors whose rows are questions, its gradients in all of them, and 0 without questions."""
-    given = [one.clone().requires_grad_(one.is_floating_point()) for one in given]
-    found = loss(*given)
+def check(loss, made, given, expected):
+    """The loss of tensors whose rows are questions, its gradient in all of them, and 0 without questions."""
+    made = made.clone().requires_grad_()
+    found = loss(made, *given)
     assert found.item() == pytest.approx(expected)
     found.backward()
-    assert all(one.grad[0].any() for one in given if one.is_floating_point())
-    assert loss(*(one[:0] for one in given)).item() == 0
+    assert made.grad[0].any()
+    assert loss(made, *(one[:0] for one in given)).item() == 0
 
 
 def test_grounding_loss_is_the_negative_log_of_attention_on_the_object():
-    maps = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.9, 0.0]])
-    patches = torch.tensor([[True, True, False], [False, True, True]])
-    check(grounding_loss, (maps, patches), -(math.log(0.75) + math.log(0.9)) / 2)
+    maps = torch.tensor([[0.0, 0.5, 0.25, 0.25], [0.0, 0.1, 0.9, 0.0]])  # the first column is a token of counts
+
+    def loss(maps, words, patches):
+        return grounding.loss(SimpleNamespace(attention_maps=lambda rows, _: maps[rows]), words, patches)
+
+    words, patches = torch.tensor([[0, 3], [1, 4]]), torch.tensor([[True, True, False], [False, True, True]])
+    check(loss, maps, (words, patches), -(math.log(0.75) + math.log(0.9)) / 2)
 
 
 def test_agreement_loss_is_the_excess_of_probability():
     """0.9 implies 0.5, 0.3 implies 0.7, and 0.8 excludes 0.7."""
-    first, second = torch.tensor([0.9, 0.3, 0.8]).logit(), torch.tensor([0.5, 0.7, 0.7]).logit()
-    check(agreement_loss, (first, second, torch.tensor([False, False, True])), (0.4 + 0.0 + 0.5) / 3)
+    model = tiny_model()
+    text = model.config.get_text_config()
+
+    def loss(log_odds, pairs):
+        logits = nn.functional.pad(log_odds[..., None], (text.yes_token_id, text.vocab_size))
+        return agreement.loss(ForwardPass(model, logits=logits), pairs)
+
+    log_odds = torch.tensor([[0.9, 0.5, 0.3], [0.7, 0.8, 0.7]]).logit()
+    pairs = torch.tensor([[0, 0, 0, 1, 0], [0, 2, 1, 0, 0], [1, 1, 1, 2, 1]])
+    check(loss, log_odds, (pairs,), (0.4 + 0.0 + 0.5) / 3)
 
 
 def test_recorded_results_equal_outputs_and_have_gradients_also_with_checkpointing(processor):

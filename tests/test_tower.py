@@ -32,6 +32,7 @@ from traffic_vlm.locating_traffic_vlm import find_objects
 from traffic_vlm.training.auxiliary.centers import center_targets
 from traffic_vlm.training.auxiliary.grounding import object_patches
 from traffic_vlm.training.auxiliary.head import PATCH_WEIGHT, PresenceLoss, QueryHead, save_training_head
+from traffic_vlm.training.auxiliary.losses import make_targets
 from traffic_vlm.training.auxiliary.presence import (
     CATEGORIES,
     HEAD_QUESTIONS,
@@ -39,12 +40,12 @@ from traffic_vlm.training.auxiliary.presence import (
     REGIONS,
     patch_targets,
     region_targets,
+    targets,
 )
-from traffic_vlm.training.auxiliary.targets import make_targets, presence
-from traffic_vlm.training.auxiliary.tower import TowerModel, answer_presence, load_tower_model
+from traffic_vlm.training.auxiliary.tower import TowerModel, answer_presence
 from traffic_vlm.training.collator import Prepared, TrafficCollator
 from traffic_vlm.training.drawing import Drawing, draw_chances, mixed_weight
-from traffic_vlm.training.model import add_parts
+from traffic_vlm.training.model import add_parts, load_tower_model
 from traffic_vlm.training.options import TrainOptions
 from traffic_vlm.training.rows import open_datasets
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
@@ -215,7 +216,7 @@ def batches_of(rows, steps, sides=(SIDE,), seed=0, pictures=2, **fields):
     config = TrafficVLMVisionConfig(**LIGHT, pool_above=280)
     drawing = Drawing([rows], TrainOptions("start", sizes=[*sides], **fields), SIDE, pictures, steps, seed)
     collate = TrafficCollator(
-        None, 0, targets={"presence": partial(presence, grid_of=config.token_grid, sources=("a", "highway"))}
+        None, 0, targets={"presence": partial(targets, vision_config=config, sources=("a", "highway"))}
     )
     return lambda step: collate(drawing.__getitems__([step * pictures]))
 
@@ -224,10 +225,10 @@ def test_augmentation_moves_objects_and_targets_together_and_depends_only_on_the
     batches, found = batches_of(rows.select([1] * 8), 40, (SIDE, 320), vary_aspect=True), 0
     for batch in map(batches, range(40)):
         height, width = batch["pixel_values"].shape[2:]
-        targets = batch["targets"]["presence"]
-        rows_, columns = targets["patch"].shape[2:]
+        presence = batch["targets"]["presence"]
+        rows_, columns = presence["patch"].shape[2:]
         assert height // rows_ == width // columns == (32 if height * width > 280**2 else 16)
-        for pixels, patch in zip(batch["pixel_values"].permute(0, 2, 3, 1), targets["patch"][:, INDEX["car"]]):
+        for pixels, patch in zip(batch["pixel_values"].permute(0, 2, 3, 1), presence["patch"][:, INDEX["car"]]):
             brightness = pixels.float().reshape(rows_, height // rows_, columns, width // columns, 3).mean((1, 3, 4))
             if (patch == 1).any() and (patch == 0).any():
                 found += 1
@@ -235,7 +236,7 @@ def test_augmentation_moves_objects_and_targets_together_and_depends_only_on_the
     assert found > 30
     again = batches_of(rows.select([1] * 8), 40, (SIDE, 320), vary_aspect=True)(39)
     torch.testing.assert_close(again, batch, rtol=0, atol=0)
-    assert targets["source"].tolist() == [1, 1]
+    assert presence["source"].tolist() == [1, 1]
     assert not torch.equal(batches(0)["pixel_values"], batch["pixel_values"])
 
 
@@ -311,8 +312,8 @@ def test_the_loss_balances_yes_and_no_within_each_source_and_ignores_unknown():
 # Training
 
 
-def loss_of(model, batch, mixed=None):
-    return model(batch["pixel_values"], **batch["targets"], mixed=mixed)["loss"]
+def loss_of(model, batch, mixed=1.0):
+    return model(**batch | {"mixed": mixed})["loss"]
 
 
 def tiny_tower():
@@ -336,19 +337,19 @@ def test_statistics_of_batch_normalization_stay_in_training(rows):
     before = {name: value.clone() for name, value in model.tower.named_buffers()}
     loss_of(model.train(), batches_of(rows, 10)(0)).backward()
     torch.testing.assert_close(dict(model.tower.named_buffers()), before)
-    assert model.head.training and model.tower.convolutions.stem[1].weight.grad is not None
+    assert model.training_head["head"].training and model.tower.convolutions.stem[1].weight.grad is not None
 
 
 def test_answers_about_presence_are_a_table_of_evaluation(rows, monkeypatch):
     """The model finds the 8 of 15 cars that are on the left, and says no to all else."""
 
-    def logits(pixels):
-        found = torch.full((len(pixels), len(CATEGORIES), 4), -2.0)
-        found[pixels[..., : SIDE // 2].amax((1, 2, 3)) > 200, INDEX["car"], 0] = 2.0
-        return (found,)
+    def presence(pixels):
+        found = torch.full((len(pixels), len(CATEGORIES), 4), 0.1)
+        found[pixels[..., : SIDE // 2].amax((1, 2, 3)) > 200, INDEX["car"], 0] = 0.9
+        return found
 
-    model = TowerModel(*tiny_tower(), 1)
-    monkeypatch.setattr(model, "logits", logits)
+    model = TowerModel(*tiny_tower())
+    monkeypatch.setattr(model, "presence", presence)
     answers = answer_presence(model, rows, [SIDE])
     assert set(answers["size"]) == {SIDE} and answers["group"].nunique() == 10
     car = answers[answers["question_id"] == "car/whole"]
@@ -376,21 +377,21 @@ def test_center_targets_are_heat_around_each_object_and_its_size():
 def test_a_center_head_learns_where_objects_are():
     torch.manual_seed(0)
     tower, head = tiny_tower()
-    model = TowerModel(add_parts(tower, located={"bus": 0.3, "car": 0.3}), head, 1, centers_weight=1.0).train()
+    model = TowerModel(add_parts(tower, located={"bus": 0.3, "car": 0.3}), head, 1, {"presence": 1.0, "centers": 1.0})
     pixels = torch.zeros(1, 3, 320, 320)
     for item in CENTERED.objects:
         left, top, right, bottom = map(int, item.box)
         pixels[..., top:bottom, left:right] = 255
     image = Prepared(pixels[0].numpy(), [], GroundTruth(CENTERED), "")
-    targets = make_targets(["presence", "centers"], None, model.tower.config, [""])
-    batch = {name: target([image], {"pixel_values": pixels}) for name, target in targets.items()}
+    made = make_targets(["presence", "centers"], None, model.tower.config, [""])
+    batch = {name: target([image], {"pixel_values": pixels}) for name, target in made.items()}
     optimizer = torch.optim.Adam(model.tower.center_head.parameters(), 0.01)
     for _ in range(150):
-        loss = model(pixels, **batch)["loss"]
+        loss = model.train()(pixels, batch)["loss"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    centers = model.logits(pixels)[2][0].detach()
+    centers = model.see(pixels).centers[0].detach()
     boxes = [[round(320 * side) for side in box] for _, box, _ in find_objects(centers, 1, 0.3)]
     assert sorted(boxes) == [pytest.approx(item.box, abs=6) for item in CENTERED.objects]
 
@@ -431,9 +432,11 @@ def test_a_tower_alone_has_the_losses_of_a_short_loop(new_tower, rows, tmp_path)
         optimizer.step()
         optimizer.zero_grad()
     assert [entry["loss"] for entry in history(tmp_path)] == pytest.approx(losses, rel=1e-3)
-    assert mixed[3] is None and any(mixed)
+    assert mixed[3] == 1 and min(mixed) < 1
     last = load_file(tmp_path / "checkpoint-4" / "model.safetensors")
-    torch.testing.assert_close(last["head.bias"], model.head.bias.detach(), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        last["training_head.head.bias"], model.training_head["head"].bias.detach(), rtol=1e-3, atol=1e-5
+    )
     assert (tmp_path / "tower" / "model.safetensors").is_file() and not (tmp_path / "report.md").exists()
 
 
@@ -458,14 +461,17 @@ def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_resu
     torch.testing.assert_close(resumed, [last, average])
     assert [entry["step"] for entry in history(whole, "eval_auc")] == [12, 24]
 
-    trained = load_tower_model(str(whole / "tower"))
+    trained, prefix = load_tower_model(str(whole / "tower")), "training_head.head"
     saved = trained.state_dict()
     torch.testing.assert_close({name: saved[name] for name in average}, average)
-    assert 0 < average["head.bias"].norm() < last["head.bias"].norm()  # it starts at 0, and the average follows
+    assert (
+        0 < average[f"{prefix}.bias"].norm() < last[f"{prefix}.bias"].norm()
+    )  # it starts at 0, and the average follows
     batch = batches_of(rows, 10, seed=1, pictures=30)(0)
     batch["targets"]["presence"]["source"].zero_()
     with torch.no_grad():
-        before, after = (float(loss_of(model.eval(), batch)) for model in (load_tower_model(str(start)), trained))
+        models = load_tower_model(str(start)), trained
+        before, after = (float(loss_of(model.eval(), batch)) for model in models)
     assert after < 0.8 * before
     report = (whole / "report.md").read_text()
     assert report.startswith("| source / size | balanced accuracy |") and "\n| category / size | balanced" in report
@@ -477,7 +483,7 @@ def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_resu
     assert "| 1.0 at 320 | " in capsys.readouterr().out
     mixed = load_file(tmp_path / "mix/0.25/tower/training_head.safetensors")
     first = load_file(start / "training_head.safetensors")["query.weight"]
-    torch.testing.assert_close(mixed["query.weight"], first.lerp(average["head.query.weight"], 0.25))
+    torch.testing.assert_close(mixed["query.weight"], first.lerp(average[f"{prefix}.query.weight"], 0.25))
     answers = pd.read_parquet(whole / "answers.parquet")
     at_320 = answers.query("size == 320").reset_index(drop=True)
     found = pd.read_parquet(tmp_path / "mix/1.0/answers.parquet").reset_index(drop=True)
@@ -495,5 +501,5 @@ def test_the_shipped_tower_and_its_head_see_what_photographs_show():
     ):
         image = Image.open(ROOT / f"docs/{name}.jpg").convert("RGB").resize((256, 256))
         with torch.inference_mode():
-            regions, *_ = model.logits(torch.tensor(np.asarray(image))[None].permute(0, 3, 1, 2))
-        assert (regions[0, INDEX[category], REGIONS.index(region)] > 0) == is_present, (name, category)
+            p_present = model.presence(torch.tensor(np.asarray(image))[None].permute(0, 3, 1, 2))
+        assert (p_present[0, INDEX[category], REGIONS.index(region)] > 0.5) == is_present, (name, category)

@@ -154,7 +154,7 @@ def test_words_asked_often_had_different_answers(processor):
     texts, answers = [questions, ["A car?"]], [["yes", "no", "red", "no"], ["no"]]
     batch = processor([image, image], texts, answers, packed=True, return_tensors="pt")
     for _ in range(67):
-        asked.add(batch["input_ids"], batch["labels"], batch["segment_ids"])
+        asked(batch["input_ids"], batch["labels"], batch["segment_ids"])
     counts = dict(zip(processor.tokenizer.convert_ids_to_tokens(range(500)), asked.counts.tolist()))
     assert counts["car"] == [67, 134, 0] and counts["bus"] == counts["color"] == [0, 0, 67]
     assert counts["van"] == [67, 0, 0] and counts["bicycle"] == [0, 67, 0]

@@ -53,22 +53,18 @@ class TrafficCollator:
     """Turns rows of datasets into one batch of a training.
 
     A batch holds what the processor returns for packed questions with their answers (pixels stay uint8, to be
-    normalized on the device: a quarter of the bytes between processes and devices), and
-
-    - `targets`: {name: tensors} of the auxiliary losses.
-
-    Rows are packed with hardly any padding: with one row per image, 30 % of the tokens would be padding.
+    normalized on the device: a quarter of the bytes between processes and devices), and `targets`: {name: tensors} of
+    the auxiliary losses. With one row per image in place of packed ones, 30 % of the tokens would be padding.
 
     Args:
         processor: a `TrafficVLMProcessor`.
         questions_per_image: maximum number of questions about each image. With 0, rows are those of `Drawing`, and a
             batch has images and targets alone, to train the tower without a decoder.
         seed: seed of all random choices, together with the seed of the worker.
-        targets: of the auxiliary losses, by name; see `auxiliary/targets.py`.
+        targets: of the auxiliary losses, by name; see `auxiliary/losses.py`.
         sizes: sides of the images in pixels, with weights; one is drawn for each batch. Empty: that of the processor.
-        balancers: one for each source. It balances yes and no for each question type and class over all rows that a
-            worker collates. With a single balancer for all sources, the style of a source with many cars would be
-            evidence for a yes, and the style of a source with few cars for a no.
+        balancers: balance yes and no for each question type and class over all rows that a worker collates, within
+            each source: otherwise the style of a source with many cars would be evidence for a yes.
 
     A row without `scene` (hand-written questions) is never mirrored or cropped, as its answers could change. Rows
     without any possible question are left out; others of the batch are repeated in their place. If no row of a batch
@@ -85,16 +81,12 @@ class TrafficCollator:
     balancers: defaultdict[str, Balancer] = field(default_factory=lambda: defaultdict(Balancer), repr=False)
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The batch of rows; the class says what it holds.
-
-        Raises:
-            ValueError: no row has a possible question.
-        """
+        """The batch of rows, see the class. A ValueError if no row has a possible question."""
         cv2.setNumThreads(1)  # the data loader has as many processes as there shall be
         if not self.questions_per_image:
             images = [self.augmented(row) for row in rows]
             pixels = torch.from_numpy(np.stack([item.image for item in images]))
-            return self.add_targets(images, {"pixel_values": pixels.permute(0, 3, 1, 2)})
+            return self.add_targets(images, {"pixel_values": pixels.permute(0, 3, 1, 2), "mixed": rows[0]["mixed"]})
         if self.rng is None:
             worker = torch.utils.data.get_worker_info()
             self.rng = random.Random(f"{self.seed}/{self.epoch}/{0 if worker is None else worker.seed}")

@@ -52,7 +52,7 @@ class Drawing(torch.utils.data.Dataset):
     """Rows of photographs, drawn in batches. Any process, and a resumed run, draws the same rows for a step.
 
     The indices `step` × `pictures` and the following ones are the batch of a step. Each row also has the `size`
-    (height, width) of its batch, and the random generator `rng` of its step.
+    (height, width) of its batch, the random generator `rng` of its step, and its `mixed_weight`.
 
     Args:
         parts: rows of each source, with the columns "scene" and "group".
@@ -87,7 +87,8 @@ class Drawing(torch.utils.data.Dataset):
         if not chances.any():
             raise ValueError(f"no picture is large enough for {height} × {width} pixels; leave out this size")
         drawn = rng.choice(len(chances), count, p=chances / chances.sum())
-        return [self.rows[int(index)] | {"size": (height, width), "rng": rng} for index in drawn]
+        shared = {"size": (height, width), "rng": rng, "mixed": mixed_weight(self.seed, step, self.steps)}
+        return [self.rows[int(index)] | shared for index in drawn]
 
     def batch_size(self, step: int, rng: np.random.Generator) -> tuple[int, int, int]:
         """(number of pictures, height, width) of the batch of a step."""
@@ -101,12 +102,12 @@ class Drawing(torch.utils.data.Dataset):
         return max(1, round(self.pictures * self.default**2 / (height * width))), height, width
 
 
-def mixed_weight(seed: int, step: int, steps: int) -> float | None:
-    """The weight of each image in a mixture with its neighbor in the batch of a step (mixup); None mixes nothing.
+def mixed_weight(seed: int, step: int, steps: int) -> float:
+    """The weight of each image in a mixture with its neighbor in the batch of a step (mixup); 1 mixes nothing.
 
     In half of the steps images are mixed, or sources with a few hundred images would be learned by heart; the last
     images of the run are not mixed.
     """
     rng = np.random.default_rng([seed, step])
     is_mixed = step < MIXUP_FRACTION * steps and rng.random() >= 0.5
-    return float(rng.beta(MIXUP, MIXUP)) if is_mixed else None
+    return float(rng.beta(MIXUP, MIXUP)) if is_mixed else 1.0

@@ -14,7 +14,10 @@ from ..configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..vision_traffic_vlm import TrafficVLMVisionModel
+from .auxiliary.head import PresenceLoss, QueryHead, load_training_head
+from .auxiliary.tower import TowerModel
 from .options import TrainOptions
+from .words import AskedWords
 
 
 NEW_SCORE = 0.3  # from which objects of a new center head are reported; evaluate.py tells better ones
@@ -23,10 +26,8 @@ NEW_SCORE = 0.3  # from which objects of a new center head are reported; evaluat
 def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any]:
     """The model to train, in float32, frozen as the options say, and its processor.
 
-    The model has a query head for the presence loss, or is a `TowerModel` if no questions are asked.
-
-    Args:
-        num_sources: number of sources that the presence loss balances separately.
+    A full model has a `training_head`: counts of the words asked, and the query head for the presence loss, which
+    balances `num_sources` sources separately. Without questions, the model is a `TowerModel`.
     """
     model, base = build_model(options), options.model_name_or_path
     tower = model.model.vision_tower
@@ -48,16 +49,13 @@ def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any
     if options.freeze_blocks:
         tower.convolutions.stem.requires_grad_(False)
         tower.convolutions.blocks[: options.freeze_blocks].requires_grad_(False)
-    if "presence" in options.loss_weights():
-        from .auxiliary.head import PresenceLoss, QueryHead, load_training_head
-
-        trained = options.vision_tower or base
+    weights, trained = options.loss_weights(), options.vision_tower or base
+    model.training_head = nn.ModuleDict({"words": AskedWords(model.config.get_text_config())})
+    if "presence" in weights:
         head = (load_training_head(trained) if trained else None) or QueryHead(tower.config.hidden_size)
         if not options.questions_per_image:
-            from .auxiliary.tower import TowerModel
-
-            return TowerModel(tower, head, num_sources, options.centers_weight), processor
-        model.training_head = nn.ModuleDict({"head": head, "loss": PresenceLoss(num_sources)})
+            return TowerModel(tower, head, num_sources, weights), processor
+        model.training_head.update({"head": head, "loss": PresenceLoss(num_sources)})
     return model, processor
 
 
@@ -78,8 +76,7 @@ def build_model(options: TrainOptions) -> Any:
     if tower:
         model.config.vision_config, model.model.vision_tower = tower.config, tower
     parts = {"pool_above": options.pool_above, "located": dict.fromkeys(options.locate, NEW_SCORE)}
-    if any(parts.values()):
-        new = {name: value for name, value in parts.items() if value}
+    if new := {name: value for name, value in parts.items() if value}:
         model.model.vision_tower = add_parts(model.model.vision_tower, **new)
         model.config.vision_config = model.model.vision_tower.config
     return model
@@ -103,6 +100,14 @@ def load_tower(name: str, fields: dict[str, Any] | None = None) -> Any:
     is_custom = config.model_type == TrafficVLMVisionConfig.model_type
     tower_class: Any = TrafficVLMVisionModel if is_custom else AutoModel
     return tower_class.from_pretrained(name, config=config, dtype=torch.float32)
+
+
+def load_tower_model(name: str) -> TowerModel:
+    """The tower of a folder with its query head. Raises a ValueError if there is no head."""
+    head = load_training_head(name)
+    if head is None:
+        raise ValueError(f"{name} has no query head")
+    return TowerModel(load_tower(name), head)
 
 
 def add_parts(tower: Any, **fields: Any) -> Any:

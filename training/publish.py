@@ -39,11 +39,11 @@ vqa = pipeline("visual-question-answering", model=folder, trust_remote_code=True
 print(vqa("scene.jpg", ["Is there a pedestrian?", "What color is the traffic light?"]))
 ```
 """
-NEEDED = (
-    *("model.safetensors", "config.json", "generation_config.json", "README.md"),
+MODEL_FILES = (
+    *("model.safetensors", "training_head.safetensors", "config.json", "generation_config.json", "README.md"),
     *("tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja"),
+    *("LICENSE*", "docs/**/*"),
 )
-MODEL_FILES = (*NEEDED, "LICENSE*", "docs/**/*", "training_head.safetensors")
 APP_FILES = (
     *("*.py", "*.json", "*.jinja", "model.safetensors", "README.md", "LICENSE*", "docs/*.jpg", "scripts/__init__.py"),
     *(f"{room}/**/*" for room in ("common", "data", "evaluation", "serving")),
@@ -68,29 +68,26 @@ if answer["answer"] not in ("yes", "no"):
 
 
 def write_card(folder: Path, base: str | None, datasets: Sequence[str], steps: int, verdict: str) -> None:
-    """Write README.md of a trained model, and copy the license file that it names.
-
-    A hand-written card, one without the line `MARK`, is not overwritten.
+    """Write README.md of a trained model, with the license of the initial weights; a hand-written card is kept.
 
     Args:
-        base: folder or Hub name of the initial weights; None if trained from scratch. The license is taken from the
-            card in that folder. Without such a card the license is marked as not chosen yet.
-        datasets: folders or names of the training datasets.
+        base: folder or Hub name of the initial weights; None if trained from scratch. Without a card in that folder
+            the license is marked as not chosen yet.
         verdict: sentences on what training changed.
     """
-    path, base_folder = folder / "README.md", Path(base or "")
+    path, start = folder / "README.md", Path(base or "")
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
-    own, found = read_metadata(ROOT), read_metadata(base_folder) if base else {}
+    own, found = read_metadata(ROOT), read_metadata(start) if base else {}
     metadata = {name: found[name] for name in LICENSE_FIELDS if name in found}
     metadata = metadata or {"license": "other", "license_name": "not-chosen-yet"}
-    link = base_folder / str(metadata.get("license_link", ""))
+    link = start / str(metadata.get("license_link", ""))
     if link.is_file():
         shutil.copyfile(link, folder / link.name)
     metadata |= {name: own[name] for name in OWN_FIELDS if name in own}
     text = CARD.format(
         name=folder.resolve().name,
-        origin=f"Fine-tuned from `{base_folder.name or 'traffic-vlm'}`" if base else "Trained from scratch",
+        origin=f"Fine-tuned from `{start.name or 'traffic-vlm'}`" if base else "Trained from scratch",
         datasets=", ".join(f"`{Path(name).name}`" for name in datasets),
         steps=steps,
         verdict=verdict,
@@ -113,11 +110,8 @@ def publish(
         The URL of the commit; None after a dry run, which uploads nothing.
 
     Raises:
-        ValueError: the folder is incomplete, does not load, or its card names no license.
-        OSError: an error of the Hub.
+        ValueError: the folder does not load, or has no card with a license. OSError: an error of the Hub.
     """
-    if missing := [name for name in NEEDED if not (folder / name).is_file()]:
-        raise ValueError(f"{folder} has no {', '.join(missing)}")
     if "license" not in read_metadata(folder):
         raise ValueError(f"{folder / 'README.md'}: the metadata have no license")
     with tempfile.TemporaryDirectory() as temporary:
@@ -137,16 +131,16 @@ def publish_space(folder: Path, repo_id: str, dry_run: bool = False, private: bo
 
     Returns and raises what `publish` does.
     """
-    if (folder / "app.py").is_file():
-        with tempfile.TemporaryDirectory() as temporary:
-            staged = Path(temporary)
+    with tempfile.TemporaryDirectory() as temporary:
+        staged, kind = folder, "static"
+        if (folder / "app.py").is_file():
+            staged, kind = Path(temporary), "gradio"
             copy_files(folder, APP_FILES, staged)
             project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
             (staged / "requirements.txt").write_text("\n".join([*project["dependencies"], "pyyaml", ""]))  # no gradio
-            return None if dry_run else upload(staged, repo_id, private=private, space="gradio")
-    if not (folder / "page.json").is_file():
-        raise ValueError(f"{folder} has no page.json: scripts/export.py --web writes such a folder")
-    return None if dry_run else upload(folder, repo_id, private=private, space="static")
+        elif not (folder / "page.json").is_file():
+            raise ValueError(f"{folder} has no page.json: scripts/export.py --web writes such a folder")
+        return None if dry_run else upload(staged, repo_id, private=private, space=kind)
 
 
 def copy_files(folder: Path, patterns: Sequence[str], target: Path) -> None:
@@ -171,15 +165,12 @@ def check_loading(staged: Path) -> None:
 def upload(
     folder: Path, repo_id: str, token: str | None = None, private: bool | None = None, space: str | None = None
 ) -> str:
-    """Upload a folder and return the URL of the commit. The repository is created if it is missing.
+    """Upload a folder to a repository, which is made if it is missing, and return the URL of the commit.
 
     Args:
         token: of the Hub; default: `HF_TOKEN`, or the token that `hf auth login` saved.
-        private: create a private repository, and refuse a public one.
+        private: make a private repository; a public one is a ValueError.
         space: kind of a Space, "static" or "gradio"; None for a model.
-
-    Raises:
-        ValueError: a public repository where a private one is required. OSError: the Hub's own errors.
     """
     api, kind = HfApi(token=token), "space" if space else "model"
     # The answer has the user's name, if it was missing.

@@ -76,16 +76,16 @@ def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> t
         rows = [one if isinstance(one, SyntheticRows) else next(parts) for one in rows]
         note = f"{sum(map(len, held))} of {sum(map(len, seen))} images are held back for evaluation. "
     if repeated:
-        count, named = sum(repeated.values()), ", ".join(f"{name} {count}" for name, count in repeated.items())
-        total = sum(map(len, photographs(held)))
-        note += f"{count} of {total} evaluation images are near-duplicates of training images ({named}): "
-        note += "their figures are too high."
-    held = [
-        synthetic_rows(first_seed=1 << 40, num_images=min(max_images, 64)) if isinstance(one, SyntheticRows) else one
-        for one in held or [SyntheticRows()]
-    ]
-    chosen = [select_evenly(dataset, max(1, max_images // len(held))) for dataset in held]
-    asked: list[Any] = [add_questions(part) if isinstance(part, Dataset) else part for part in chosen]
+        named = ", ".join(f"{name} {count}" for name, count in repeated.items())
+        note += f"{sum(repeated.values())} of {sum(map(len, photographs(held)))} evaluation images are "
+        note += f"near-duplicates of training images ({named}): their figures are too high."
+    held = held or [SyntheticRows()]
+    most, asked = max(1, max_images // len(held)), list[Any]()
+    for one in held:
+        if isinstance(one, SyntheticRows):
+            asked.append(select_evenly(synthetic_rows(first_seed=1 << 40, num_images=min(max_images, 64)), most))
+        else:
+            asked.append(add_questions(select_evenly(one, most)))
     return rows, ConcatDataset(asked), note.strip()
 
 

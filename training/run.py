@@ -3,6 +3,8 @@
 import math
 import shutil
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from ..common.files import atomic_write
 from ..data.datasets import Mixture
 from ..evaluation.compare import compare
 from ..tokenization_traffic_vlm import ANSWER_TOKENS
+from .auxiliary.head import save_training_head
+from .auxiliary.losses import make_targets
+from .auxiliary.tower import TowerTrainer, answer_presence, write_tower
 from .collator import TrafficCollator
 from .drawing import Drawing
 from .model import prepare_model
@@ -45,63 +50,16 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
     base, folder = options.model_name_or_path, Path(arguments.output_dir)
     if base and Path(base).resolve() == folder.resolve():
         raise ValueError(f"--output_dir {folder} has the weights to start from: choose another folder")
-    evaluates, asks = arguments.eval_strategy != "no", options.questions_per_image > 0
     rows = open_datasets(options.train_dataset, prefer="train")
-    held = open_datasets(options.eval_dataset) if evaluates else []
-    sources, loss_weights = sources_of(rows), options.loss_weights()
+    held = open_datasets(options.eval_dataset) if arguments.eval_strategy != "no" else []
     check_options(folder, vars(options) | {name: getattr(arguments, name) for name in KEPT})
-
-    torch.manual_seed(arguments.seed)
-    model, processor = prepare_model(options, len(sources))
-    vision = model.config.vision_config if asks else model.tower.config
-    if not getattr(vision, "located", None):
-        loss_weights.pop("centers", None)  # the tower has no center head
-    train_rows: Any
-    eval_rows, note = None, ""
-    if asks:
-        processor.tokenizer = add_words(model, processor.tokenizer, options.add_words)
-        own_questions(held, processor)
-        own = own_questions(rows, processor)
-        processor.own_questions |= any(processor.tokenizer.tokenize(text)[0] not in ANSWER_TOKENS for _, text in own)
-        if evaluates:
-            rows, eval_rows, note = split_for_evaluation(rows, held, options.max_eval_images)
-        train_rows = Mixture(rows, options.train_weights, options.images_per_epoch, arguments.seed)
-    else:
-        check_scenes([*options.train_dataset, *options.eval_dataset], [*rows, *held])
-        pictures, batches = arguments.per_device_train_batch_size, arguments.world_size  # of a pass
-        batches *= arguments.gradient_accumulation_steps
-        if arguments.max_steps <= 0:  # the run is one epoch
-            images = arguments.num_train_epochs * options.images_per_epoch
-            arguments.max_steps = math.ceil(images / (batches * pictures))
-        steps = arguments.max_steps * batches
-        train_rows = Drawing(rows, options, vision.image_size, pictures, steps, arguments.seed)
-        if held:
-            eval_rows = concatenate_datasets(held)
-            note = shared_groups_note(rows, eval_rows)
-    if note and arguments.should_log:
-        print(note)
-
-    targets = {}
-    if loss_weights:  # a training without auxiliary losses loads none of their code
-        from .auxiliary.targets import make_targets
-
-        targets = make_targets(loss_weights, processor, vision, sources)
-    asked, sizes = options.questions_per_image, options.weighted_sizes
-    collator = TrafficCollator(processor, asked, arguments.seed, targets=targets, sizes=sizes)
     push, arguments.push_to_hub = arguments.push_to_hub, False  # the finished folder is pushed, not each checkpoint
-    arguments.eval_on_start = evaluates and asks  # a baseline for later evaluations
     arguments.load_best_model_at_end &= not options.average_decay
     arguments.dataloader_pin_memory &= arguments.device.type != "cpu"  # torch warns that it does nothing there
-    parts = (model, arguments, collator, train_rows, eval_rows, processor)
-    if asks:
-        trainer = TrafficTrainer(*parts, average_decay=options.average_decay, loss_weights=loss_weights)
-        trainer.add_callback(StartEpoch(train_rows, collator))
-    else:
-        from .auxiliary.tower import TowerTrainer
 
-        eval_sizes = options.eval_sizes or [vision.image_size]
-        trainer = TowerTrainer(*parts, average_decay=options.average_decay, eval_sizes=eval_sizes)
-
+    torch.manual_seed(arguments.seed)
+    make = train_on_questions if options.questions_per_image else train_tower
+    trainer, finish = make(arguments, options, rows, held)
     checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
     if checkpoint and arguments.should_log:
         print(f"resuming from {checkpoint}")
@@ -109,29 +67,83 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
     trainer.check_weights()
     trainer.average.swap()
     if trainer.is_world_process_zero():
-        if asks:
-            finish(trainer, options, note, own)
-        else:
-            trainer.finish()
-        if asks and push:
+        finish()
+        if push and options.questions_per_image:
             token, private = arguments.hub_token, arguments.hub_private_repo
             publish(folder, arguments.hub_model_id or folder.name, token=token, private=private)
     trainer.accelerator.wait_for_everyone()  # a process that ends first would abort the others
     trainer.accelerator.end_training()
 
 
-def finish(trainer: TrafficTrainer, options: TrainOptions, note: str, own: list[tuple[str, str]]) -> None:
+def train_on_questions(
+    arguments: TrainingArguments, options: TrainOptions, rows: list[Any], held: list[Any]
+) -> tuple[TrafficTrainer, Callable[[], None]]:
+    """(Trainer of a full model, function that saves the finished model).
+
+    Args:
+        rows: datasets to train on. held: datasets to evaluate on; without any, some of `rows` are held back.
+    """
+    sources = sources_of(rows)
+    model, processor = prepare_model(options, len(sources))
+    processor.tokenizer = add_words(model, processor.tokenizer, options.add_words)
+    own_questions(held, processor)
+    own = own_questions(rows, processor)
+    processor.own_questions |= any(processor.tokenizer.tokenize(text)[0] not in ANSWER_TOKENS for _, text in own)
+    eval_rows, note = None, ""
+    if arguments.eval_strategy != "no":
+        rows, eval_rows, note = split_for_evaluation(rows, held, options.max_eval_images)
+        arguments.eval_on_start = True  # a baseline for later evaluations
+    if note and arguments.should_log:
+        print(note)
+    mixture = Mixture(rows, options.train_weights, options.images_per_epoch, arguments.seed)
+    weights = options.loss_weights()
+    targets = make_targets(weights, processor, model.config.vision_config, sources)
+    collator = TrafficCollator(
+        processor, options.questions_per_image, arguments.seed, targets=targets, sizes=options.weighted_sizes
+    )
+    parts = (model, arguments, collator, mixture, eval_rows, processor)
+    trainer = TrafficTrainer(*parts, average_decay=options.average_decay, loss_weights=weights)
+    trainer.add_callback(StartEpoch(mixture, collator))
+    return trainer, partial(finish_model, trainer, options, note, own)
+
+
+def train_tower(
+    arguments: TrainingArguments, options: TrainOptions, rows: list[Any], held: list[Any]
+) -> tuple[TowerTrainer, Callable[[], None]]:
+    """(Trainer of a tower alone, function that saves the finished tower).
+
+    Args:
+        rows: datasets to train on. held: datasets to evaluate on, if there are any.
+    """
+    sources = sources_of(rows)
+    model, processor = prepare_model(options, len(sources))
+    check_scenes([*options.train_dataset, *options.eval_dataset], [*rows, *held])
+    size, pictures = model.tower.config.image_size, arguments.per_device_train_batch_size
+    batches = arguments.world_size * arguments.gradient_accumulation_steps  # of a step
+    if arguments.max_steps <= 0:  # the run is one epoch
+        images = arguments.num_train_epochs * options.images_per_epoch
+        arguments.max_steps = math.ceil(images / (batches * pictures))
+    drawing = Drawing(rows, options, size, pictures, arguments.max_steps * batches, arguments.seed)
+    eval_rows = concatenate_datasets(held) if held else None
+    if held and (note := shared_groups_note(rows, eval_rows)) and arguments.should_log:
+        print(note)
+    targets = make_targets(options.loss_weights(), processor, model.tower.config, sources)
+    parts = (model, arguments, TrafficCollator(processor, 0, targets=targets), drawing, eval_rows, processor)
+    sizes, decay = options.eval_sizes or [size], options.average_decay
+    trainer = TowerTrainer(*parts, average_decay=decay, eval_size=sizes[0])
+    return trainer, partial(finish_tower, trainer, sizes)
+
+
+def finish_model(trainer: TrafficTrainer, options: TrainOptions, note: str, own: list[tuple[str, str]]) -> None:
     """Save the finished model with its card, and print the verdict."""
-    folder = Path(trainer.args.output_dir)
-    model: Any = trainer.accelerator.unwrap_model(trainer.model)
-    processor: Any = trainer.processing_class
+    folder, model, processor = Path(trainer.args.output_dir), trainer.model, trainer.processing_class
     model.config.use_cache = True  # the library's Trainer turns it off
     comparison = None
     if trainer.eval_dataset is not None and (folder / BEFORE_FILE).is_file():
-        comparison = compare(pd.read_parquet(folder / BEFORE_FILE), trainer.answers(model, trainer.eval_dataset))
+        comparison = compare(pd.read_parquet(folder / BEFORE_FILE), trainer.answers(trainer.eval_dataset))
     verdict = comparison.verdict() if comparison else "Whether training made the model better was not measured."
     if processor.taught is not None:  # else it is not known what the weights were taught before
-        taught = trainer.asked.taught(processor.tokenizer, chain.from_iterable(own))
+        taught = model.training_head["words"].taught(processor.tokenizer, chain.from_iterable(own))
         processor.taught = sorted({*processor.taught, *taught})
     save_folder(model, processor, folder)
     story, steps = f"{verdict}\n{note}".strip(), trainer.state.global_step
@@ -146,14 +158,22 @@ def save_folder(model: Any, processor: Any, folder: Path) -> None:
 
     The model is converted to bfloat16; the training head stays in float32.
     """
-    training_head = model._modules.pop("training_head", None)
+    training_head = model._modules.pop("training_head")
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        if training_head is not None:
-            from .auxiliary.head import save_training_head
-
+        if "head" in training_head:
             save_training_head(training_head["head"], Path(temporary))
         model.bfloat16().save_pretrained(temporary)
         processor.save_pretrained(temporary)
         for path in Path(temporary).iterdir():
             with atomic_write(folder / path.name) as complete:
                 shutil.move(path, complete)
+
+
+def finish_tower(trainer: TowerTrainer, sizes: list[int]) -> None:
+    """Write the finished tower, and evaluate it at all sizes."""
+    folder, answers = Path(trainer.args.output_dir), None
+    if trainer.eval_dataset is not None:
+        with trainer.accelerator.autocast():
+            answers = answer_presence(trainer.model, trainer.eval_dataset, sizes)
+    write_tower(trainer.model, answers, folder)
+    print(f"The tower is in {folder / 'tower'}. checkpoint-* (to resume this training) in {folder} can be deleted.")

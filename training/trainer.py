@@ -1,15 +1,12 @@
 """The library's Trainer with a stop at NaN and averaged weights; for questions, with auxiliary losses and our metrics.
 
-batch of `TrafficCollator` → answer loss + presence, grounding and agreement losses
+batch of `TrafficCollator` → answer loss + auxiliary losses
 evaluation → `quick_metrics`, the same metrics as in `scripts/evaluate.py`
-
-`auxiliary/tower.py` has the Trainer of a tower alone.
 """
 
 import json
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,7 @@ from transformers import Trainer, TrainerCallback
 from ..common.files import DataError, atomic_write, atomic_write_text
 from ..evaluation.predict import predict
 from ..evaluation.report import quick_metrics
-from .words import AskedWords
+from .auxiliary.losses import LOSSES, recording
 
 
 AVERAGE_FILE = "average.safetensors"  # in each checkpoint
@@ -38,11 +35,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def check_options(folder: Path, options: Mapping[str, Any]) -> None:
-    """Record the options of a run in its folder, or refuse if its checkpoints have others.
-
-    Raises:
-        DataError: the folder has a checkpoint of a run with other options, which would be resumed.
-    """
+    """Record the options of a run in its folder, or raise a DataError if its checkpoints have others."""
     path, text = folder / ".options.json", json.dumps(options, indent=1, default=str)
     if last_checkpoint(folder) is not None and path.is_file() and path.read_text(encoding="utf-8") != text:
         raise DataError(f"{folder} has checkpoints of a run with other options ({path}): choose another --output_dir")
@@ -50,13 +43,10 @@ def check_options(folder: Path, options: Mapping[str, Any]) -> None:
 
 
 class AverageWeights(TrainerCallback):
-    """Averaged weights (EMA): `decay` × average + (1 - `decay`) × weights after each step.
+    """Averaged weights (EMA): `decay` × average + (1 - `decay`) × weights after each step; faster in the first steps.
 
-    The running statistics of batch normalization are averaged, too: those of the last step belong to the last weights.
-
-    Args:
-        model: its trainable weights are averaged. At the start, when there are few steps, the average follows faster.
-        decay: 0 averages nothing.
+    The trainable weights of the model are averaged, and the running statistics of batch normalization, as those of the
+    last step belong to the last weights. A decay of 0 averages nothing.
     """
 
     def __init__(self, model: nn.Module, decay: float):
@@ -90,17 +80,8 @@ class AverageWeights(TrainerCallback):
 class AveragingTrainer(Trainer):
     """A `Trainer` that stops at NaN, can average weights, and evaluates on rows of a dataset by `figures`.
 
-    To look for NaN at each step, the CPU would wait for the GPU.
-
-    Args:
-        average_decay: of averaged weights; 0 averages none.
-
-    Attributes:
-        average: the averaged weights, which are in each checkpoint, too.
-
-    Raises:
-        FloatingPointError: in training, if the loss of a log, or a weight of a checkpoint, is NaN or infinite; the
-            checkpoint is not written.
+    It looks for NaN in losses that are logged and weights that are saved: at each step, the CPU would wait for the
+    GPU. The error is a FloatingPointError, and the checkpoint is not written.
     """
 
     def __init__(self, *args: Any, average_decay: float = 0.0, **kwargs: Any):
@@ -139,8 +120,7 @@ class AveragingTrainer(Trainer):
     ) -> dict[str, float]:
         """The `figures` of the evaluation rows, with the prefix `eval_`: of the averaged weights, if there are any.
 
-        Raises:
-            ValueError: the metric that selects the best checkpoint is not among them.
+        A ValueError if the metric that selects the best checkpoint is not among them.
         """
         self.check_weights()
         self.average.swap()
@@ -162,56 +142,39 @@ class AveragingTrainer(Trainer):
 
 
 class TrafficTrainer(AveragingTrainer):
-    """Trains a full model on questions, with auxiliary losses, from batches of `TrafficCollator`.
+    """Trains a full model of `prepare_model` on questions, with auxiliary losses of these weights, by name."""
 
-    Args:
-        loss_weights: weights of the auxiliary losses by name, of `options.LOSSES`; a loss without a weight is not
-            computed. "presence" needs a model with a training head.
-
-    Attributes:
-        asked: counts of the words of the questions of the training so far.
-    """
-
-    def __init__(self, *args: Any, loss_weights: Mapping[str, float] | None = None, **kwargs: Any):
+    def __init__(self, *args: Any, loss_weights: Mapping[str, float], **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.loss_weights = loss_weights or {}
-        self.recording: Any = nullcontext
-        if self.loss_weights:  # a training without them loads none of their code
-            from .auxiliary.losses import recording
-
-            self.recording = recording
+        self.loss_weights = loss_weights
         self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
-        self.asked = AskedWords(self.model.config.get_text_config())
-        self.add_callback(self.asked)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The loss of the answers plus the weighted auxiliary losses. Each is also added to the means of the log."""
         targets, labels = inputs.pop("targets"), inputs["labels"]  # label smoothing removes the labels
-        self.asked.add(inputs["input_ids"], labels, inputs["segment_ids"])
-        inputs["pixel_values"], inputs["use_cache"] = self._normalized(inputs["pixel_values"]), False
-        with self.recording(self.accelerator.unwrap_model(model)) as recorded:
+        head: Any = self.model.training_head
+        head["words"](inputs["input_ids"], labels, inputs["segment_ids"])
+        # Pixels in 0..255 are normalized as by the processor.
+        options, pixels = self.processing_class.image_processor, inputs["pixel_values"]
+        values = torch.tensor([options.image_mean, options.image_std]).to(pixels.device, non_blocking=True)
+        mean, std = values[..., None, None]  # [3,1,1]
+        inputs["pixel_values"], inputs["use_cache"] = (pixels * options.rescale_factor - mean) / std, False
+        with recording(self.accelerator.unwrap_model(model)) as passed:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        passed.logits = outputs.logits
         # The loss itself will not do for the log: it is multiplied by the number of processes, and smoothed.
         guess, truth = outputs.logits.detach()[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
         self._add("answer_loss", nn.functional.cross_entropy(guess, truth, reduction="sum"), (truth >= 0).sum())
-        if self.loss_weights:
-            # Without num_items_in_batch the library itself divides by the number of accumulated passes.
-            fraction = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
+        # Without num_items_in_batch the library itself divides by the number of accumulated passes.
+        fraction = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
+        for name, tensors in targets.items():
             with self.accelerator.autocast():
-                losses = recorded.losses(self.loss_weights, outputs.logits, targets)
-            for name, value in losses.items():
-                self._add(f"{name}_loss", value)
-                loss = loss + self.loss_weights[name] * fraction * value
+                value = LOSSES[name](passed, **tensors)
+            self._add(f"{name}_loss", value)
+            loss = loss + self.loss_weights[name] * fraction * value
         return (loss, outputs) if return_outputs else loss
-
-    def _normalized(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Pixels [I,3,H,W], normalized as by the processor, of pixels in 0..255."""
-        options = self.processing_class.image_processor
-        values = torch.tensor([options.image_mean, options.image_std]).to(pixels.device, non_blocking=True)
-        mean, std = values[..., None, None]  # [3,1,1]
-        return (pixels * options.rescale_factor - mean) / std
 
     def _add(self, name: str, value: torch.Tensor, count: torch.Tensor | int = 1) -> None:
         """Add to a mean of the log. Values stay tensors until then: reading one would wait for the GPU."""
@@ -229,16 +192,16 @@ class TrafficTrainer(AveragingTrainer):
 
     def figures(self, rows: Any) -> dict[str, float]:
         """The `quick_metrics` of rows. Before training, the answers are kept."""
-        answers = self.answers(self.model, rows)
+        answers = self.answers(rows)
         if self.state.global_step == 0 and self.is_world_process_zero():
             with atomic_write(Path(self.args.output_dir) / BEFORE_FILE) as temporary:
                 answers.to_parquet(temporary)
         return quick_metrics(self.model, self.processing_class, rows, self.args.per_device_eval_batch_size, answers)
 
-    def answers(self, model: Any, rows: Any) -> pd.DataFrame:
+    def answers(self, rows: Any) -> pd.DataFrame:
         """Table of `predict` in the precision of the training. The model is in evaluation mode from then on."""
         with self.accelerator.autocast():
-            return predict(model.eval(), self.processing_class, rows, self.args.per_device_eval_batch_size)
+            return predict(self.model.eval(), self.processing_class, rows, self.args.per_device_eval_batch_size)
 
 
 class StartEpoch(TrainerCallback):

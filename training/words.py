@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState
+from torch import nn
 
 from ..configuration_traffic_vlm import TrafficVLMTextConfig
 from ..data.scene import CLASSES, is_a
@@ -58,29 +57,23 @@ def add_words(model: Any, tokenizer: TrafficVLMTokenizer, options: Sequence[str]
     return changed
 
 
-class AskedWords(TrainerCallback, ExportableState):  # type: ignore[misc]
+class AskedWords(nn.Module):
     """Counts [V,3] of the words of training questions whose answer is yes, no, or in words.
 
-    They are of the first process, if there are several. The library saves them in `trainer_state.json`.
+    They are of the first process, if there are several.
     """
 
+    counts: torch.Tensor
+
     def __init__(self, config: TrafficVLMTextConfig):
+        super().__init__()
         self.config = config
-        self.counts = torch.zeros(config.vocab_size, 3, dtype=torch.long)
+        self.register_buffer("counts", torch.zeros(config.vocab_size, 3, dtype=torch.long))
 
-    def state(self) -> dict[str, Any]:
-        return {"args": {}, "attributes": {"counts": self.counts.tolist()}}
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Continue the counts of the checkpoint that training resumes from."""
-        saved = state.stateful_callbacks["AskedWords"]["attributes"]["counts"]
-        self.counts = torch.tensor(saved, device=args.device)
-
-    def add(self, input_ids: torch.Tensor, labels: torch.Tensor, segment_ids: torch.Tensor) -> None:
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, segment_ids: torch.Tensor) -> None:
         """Count the words of packed rows [R,L]. Nothing is read from a GPU, which would wait for it."""
-        yes, no = self.config.yes_token_id, self.config.no_token_id
-        answer = torch.where(labels == yes, 1, torch.where(labels == no, 2, 0))  # 0 at other tokens
-        of_segment = torch.zeros_like(answer).scatter_reduce(1, segment_ids, answer, "amax")
+        answer = (labels == self.config.yes_token_id) + 2 * (labels == self.config.no_token_id)  # 0 at other tokens
+        of_segment = torch.zeros_like(labels).scatter_reduce(1, segment_ids, answer, "amax")
         kind = (of_segment.gather(1, segment_ids) - 1) % 3  # yes 0, no 1, in words 2
         is_asked = (labels < 0) & (segment_ids > 0)
         self.counts.index_put_((input_ids, kind), is_asked.long(), accumulate=True)
@@ -88,12 +81,9 @@ class AskedWords(TrainerCallback, ExportableState):  # type: ignore[misc]
     def taught(self, tokenizer: TrafficVLMTokenizer, own: Iterable[str] = ()) -> set[str]:
         """The content words of at least MIN_ASKED questions, whose answers were both yes and no, or in words.
 
-        Args:
-            own: questions and answers of the user, whose words count however rarely they are asked.
+        Words of `own`, questions and answers of the user, count however rarely they are asked.
         """
-        words = {word for text in own for word in tokenizer.tokenize(text)}
-        counts = zip(tokenizer.convert_ids_to_tokens(range(len(self.counts))), self.counts.tolist())
-        for word, (yes, no, in_words) in counts:
-            if yes + no + in_words >= MIN_ASKED and ((yes and no) or in_words):
-                words.add(word)
-        return set(filter(is_content_word, words))
+        yes, no, in_words = self.counts.T
+        is_taught = (self.counts.sum(1) >= MIN_ASKED) & ((yes * no > 0) | (in_words > 0))
+        words = set(tokenizer.convert_ids_to_tokens(is_taught.nonzero().flatten().tolist()))
+        return set(filter(is_content_word, words.union(*map(tokenizer.tokenize, own))))

@@ -1,1 +1,1 @@
-"""Auxiliary losses, for training from few images. A training without them loads none of this."""
+"""Auxiliary losses, for training from few images, and the vision tower alone with its query head."""

@@ -7,15 +7,17 @@ an object may be of the class, is cut or tiny, or is a mask without instances, i
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from ...data.scene import Scene, SceneObject, is_a
+from ...data.scene import Scene, is_a
 from ...data.truth import MIN_VISIBLE
 from ...locating_traffic_vlm import STRIDE
+from ..collator import Prepared
 
 
 SPREAD = 0.1  # standard deviation of the heat around a center, of the width and height of its box
@@ -45,7 +47,7 @@ def center_targets(scene: Scene, classes: Sequence[str], height: int, width: int
         side = min((right - left) / columns, (bottom - top) / rows)
         is_learned = item.is_instance and item.visible >= MIN_VISIBLE and side >= MIN_SIDE
         for index, name in enumerate(classes):
-            if not _may_be(item, name):
+            if not (is_a(item.category, name) or is_a(name, item.category)):  # a vehicle may be a bus
                 continue
             if not (is_learned and is_a(item.category, name) and item.category != "rider"):
                 weight[index][inside] = 0
@@ -64,24 +66,23 @@ def center_targets(scene: Scene, classes: Sequence[str], height: int, width: int
 
 def _is_exhaustive(scene: Scene, name: str) -> bool:
     """Whether every object of the class is labeled, or there is none."""
-    if scene.presence.get(name) is False and not scene.of(name):
-        return True
-    return any(is_a(name, wider) for wider in scene.exhaustive)
+    is_absent = scene.presence.get(name) is False and not scene.of(name)
+    return is_absent or any(is_a(name, wider) for wider in scene.exhaustive)
 
 
-def _may_be(item: SceneObject, name: str) -> bool:
-    """Whether an object may be one of the class: a vehicle of unknown kind may be a bus."""
-    return is_a(item.category, name) or is_a(name, item.category)
+def targets(images: Sequence[Prepared], batch: Mapping[str, Any], classes: Sequence[str]) -> dict[str, torch.Tensor]:
+    """The `center_targets` of each image, stacked. Nothing is known about images without a scene."""
+    height, width = batch["pixel_values"].shape[-2:]
+    scenes = [Scene(width, height) if item.truth is None else item.truth.scene for item in images]
+    found = [center_targets(scene, classes, height, width) for scene in scenes]
+    return {name: torch.from_numpy(np.stack([one[name] for one in found])) for name in found[0]}
 
 
-def center_loss(
-    centers: torch.Tensor, heat: torch.Tensor, weight: torch.Tensor, shape: torch.Tensor, is_center: torch.Tensor
+def loss(
+    passed: Any, heat: torch.Tensor, weight: torch.Tensor, shape: torch.Tensor, is_center: torch.Tensor
 ) -> torch.Tensor:
-    """Focal loss of the heat, for each center, and mean absolute error of the shape at centers.
-
-    Args:
-        centers: [B,K + 4,rows,columns] of `TrafficVLMCenterHead`. The others: of `center_targets`, stacked.
-    """
+    """Focal loss of the heat, for each center, and mean absolute error of the shape at centers."""
+    centers = passed.seen.centers  # [B,K + 4,rows,columns]
     logits, is_peak = centers[:, :-4].float(), (heat == 1).float()
     p = logits.sigmoid()
     found = is_peak * (1 - p) ** 2 * nn.functional.logsigmoid(logits)

@@ -1,19 +1,22 @@
-"""Grounding targets: the patches that the words of a question should attend to.
+"""Grounding loss: the words of a question should attend to the patches of the objects that they name.
 
-    question → position of the word that names an object → patches [P] of these objects
+    question → position of the word that names an object → patches [P] of these objects ↔ cross-attention [P]
 
 A yes or no about a whole image carries little information about location. From a few thousand images a model hardly
 learns where to attend; boxes and masks teach it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
+from ...configuration_traffic_vlm import token_grid
 from ...data.questions import Question
 from ...data.scene import CLASSES, Scene, class_words, is_a, resampling
 from ...data.truth import MIN_VISIBLE, Box
+from ..collator import Prepared
 
 
 MIN_COVERAGE = 0.25  # fraction of a patch that an object must cover
@@ -77,7 +80,34 @@ def word_patches(
             yield index, category, patches.ravel()
 
 
-def find_word(processor: Any, input_ids: Sequence[int], category: str) -> int | None:
-    """The position of the first token in a question that names a category; None if there is none."""
-    wanted = set(processor.tokenizer.convert_tokens_to_ids(list(class_words(category))))
-    return next((position for position, token in enumerate(input_ids) if token in wanted), None)
+def targets(
+    images: Sequence[Prepared], batch: Mapping[str, Any], vision_config: Any, processor: Any
+) -> dict[str, torch.Tensor]:
+    """Words that name objects in the image; their places are found on the CPU, which would wait for a GPU.
+
+    Returns:
+        words: [K,2], row and column of each word. patches: bool [K,P], those of its objects.
+    """
+    grid = token_grid(vision_config, *batch["pixel_values"].shape[-2:])
+    words, patches = [], []
+    for item in images:
+        if item.truth is None:
+            continue
+        scene = item.truth.scene
+        for index, category, covered in word_patches(item.questions, scene, object_patches(scene, grid)):
+            row, start, end = item.spans[index]
+            named = processor.tokenizer.convert_tokens_to_ids(list(class_words(category)))
+            column = next((i for i in range(start, end + 1) if int(batch["input_ids"][row, i]) in named), None)
+            if column is not None:
+                words.append((row, column))
+                patches.append(covered)
+    found = torch.tensor(np.array(patches), dtype=torch.bool).reshape(len(words), grid[0] * grid[1])
+    return {"words": torch.tensor(words, dtype=torch.long).reshape(-1, 2), "patches": found}
+
+
+def loss(passed: Any, words: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
+    """Mean of -log(attention of a word on the patches of its objects); 0 without words."""
+    maps = passed.attention_maps(*words.unbind(-1))[:, -patches.shape[-1] :]  # drops tokens of counts, a class token
+    if not len(maps):
+        return maps.sum()
+    return -(maps * patches).sum(-1).clamp(min=1e-6).log().mean()

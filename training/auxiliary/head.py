@@ -3,8 +3,8 @@
     image tokens [B,P,C] → QueryHead → region logits [B,categories,4] ─┐
                                      → patch logits [B,P,categories]  ─┴→ PresenceLoss ← targets of `presence.py`
 
-It is trained with a tower alone (`tower.py`), or as a part of the full model. Either way it is saved beside the
-weights as `training_head.safetensors`.
+A model to train, a tower alone or a full one, has it with its loss as `training_head`. It is saved beside the weights
+as `training_head.safetensors`.
 """
 
 from functools import cache
@@ -49,8 +49,9 @@ class QueryHead(nn.Module):
         """Region logits [B,categories,4] and patch logits [B,P,categories] of tokens [B,P,C].
 
         Args:
-            grid: rows and columns of the patches.
+            grid: rows and columns of the patches; tokens before them, of counts or a class, are left out.
         """
+        tokens = tokens[:, -grid[0] * grid[1] :]
         scores = self.query(tokens).float().transpose(1, 2)  # [B,categories·queries,P]
         values = self.value(tokens).float().transpose(1, 2)
         inside = region_weights(*grid, tokens.device)
@@ -123,16 +124,13 @@ def _mean_entropy(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Te
 
 def load_training_head(name: str | Path) -> QueryHead | None:
     """The head saved beside the weights of a folder or a repository on the Hub; None if there is none."""
-    paths = (
-        cached_file(str(name), file, _raise_exceptions_for_missing_entries=False) for file in (HEAD_FILE, IN_A_CLONE)
-    )
-    path = next(filter(None, paths), None)
-    if path is None:
-        return None
-    state = load_file(path)
-    head = QueryHead(state["query.weight"].shape[1])
-    head.load_state_dict(state)
-    return head
+    for file in (HEAD_FILE, IN_A_CLONE):
+        if path := cached_file(str(name), file, _raise_exceptions_for_missing_entries=False):
+            state = load_file(path)
+            head = QueryHead(state["query.weight"].shape[1])
+            head.load_state_dict(state)
+            return head
+    return None
 
 
 def save_training_head(head: QueryHead, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Presence of categories by region and patch: the targets for training the vision tower.
+"""Presence loss: which categories are in the image, in its thirds and in its patches, by the query head (`head.py`).
 
     GroundTruth → region [C,4] of 1, 0, -1          Scene, patches of its objects → patch [C,rows,columns] of 1, 0, -1
 
@@ -7,11 +7,18 @@ answers for them, as it does for the decoder, so both learn the same. In a patch
 30 % of it is visible, or if its shorter side is under 5 pixels in an image resized to a shorter side of 224.
 """
 
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
+import torch
+
+from ...configuration_traffic_vlm import token_grid
 from ...data.formats.scene_labels import CLASS_OF, SCENE_ATTRIBUTE_OF, SCENE_VALUES, SEEN, SEEN_BY_DRIVERS
 from ...data.scene import CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene, classes_of
 from ...data.truth import MIN_VISIBLE, NO_GROUP, THIRDS, AnswerWithBoxes, GroundTruth
+from ..collator import Prepared
+from .grounding import object_patches
 
 
 REGIONS = ("whole", "left", "center", "right")
@@ -116,3 +123,32 @@ def _exhaustive(scene: Scene) -> np.ndarray:
     if "value" in scene.attributed.get("speed limit sign", ()) and "speed limit sign" in scene.exhaustive:
         exhaustive[[INDEX[name] for name in LIMITS.values()]] = True
     return exhaustive
+
+
+def targets(
+    images: Sequence[Prepared], batch: Mapping[str, Any], vision_config: Any, sources: Sequence[str]
+) -> dict[str, torch.Tensor]:
+    """Targets of a batch; all are unknown of an image without a scene.
+
+    Returns:
+        region: int8 [I,C,4]. patch: int8 [I,C,rows,columns]. source: [I], the index of each image's source.
+    """
+    grid = token_grid(vision_config, *batch["pixel_values"].shape[-2:])
+    shape = len(images), len(CATEGORIES)
+    region, patch = np.full((*shape, len(REGIONS)), -1, np.int8), np.full((*shape, *grid), -1, np.int8)
+    for index, item in enumerate(images):
+        if item.truth is not None:
+            scene = item.truth.scene
+            region[index], patch[index] = region_targets(item.truth), patch_targets(scene, object_patches(scene, grid))
+    index_of = {source: index for index, source in enumerate(sources)}
+    source = torch.tensor([index_of.get(item.source, 0) for item in images])
+    return {"region": torch.from_numpy(region), "patch": torch.from_numpy(patch), "source": source}
+
+
+def loss(passed: Any, region: torch.Tensor, patch: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """The `PresenceLoss` of a model with a training head."""
+    head = passed.model.training_head
+    if passed.presence is None:  # a mixture of images has one pass, and the targets of both
+        passed.presence = head["head"](passed.seen.last_hidden_state, patch.shape[2:])
+    found: torch.Tensor = head["loss"](passed.presence, region, patch, source)
+    return found
