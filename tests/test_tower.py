@@ -31,15 +31,18 @@ from traffic_vlm.evaluation.metrics import auc, balanced_accuracy
 from traffic_vlm.locating_traffic_vlm import find_objects
 from traffic_vlm.training.auxiliary.centers import center_targets
 from traffic_vlm.training.auxiliary.grounding import object_patches
-from traffic_vlm.training.auxiliary.head import PATCH_WEIGHT, PresenceLoss, QueryHead, save_training_head
 from traffic_vlm.training.auxiliary.losses import make_targets
 from traffic_vlm.training.auxiliary.presence import (
     CATEGORIES,
     HEAD_QUESTIONS,
     INDEX,
+    PATCH_WEIGHT,
     REGIONS,
+    PresenceLoss,
+    QueryHead,
     patch_targets,
     region_targets,
+    save_training_head,
     targets,
 )
 from traffic_vlm.training.auxiliary.tower import TowerModel, answer_presence

@@ -15,8 +15,8 @@ from tiny import ROOT, TINY_TOWER, free_port, save_folder, start_process, tiny_c
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.datasets import SyntheticRows, load_rows
 from traffic_vlm.data.synthetic import render
-from traffic_vlm.training.auxiliary.head import HEAD_FILE, QueryHead, load_training_head, save_training_head
 from traffic_vlm.training.auxiliary.losses import LOSSES, make_targets
+from traffic_vlm.training.auxiliary.presence import HEAD_FILE, QueryHead, load_training_head, save_training_head
 from traffic_vlm.training.collator import TrafficCollator
 from traffic_vlm.training.model import prepare_model
 from traffic_vlm.training.options import TrainOptions
@@ -123,10 +123,17 @@ def test_bfloat16_checkpointing_accumulation_and_label_smoothing_train(start, tm
 # What training starts from
 
 
-def test_training_starts_from_a_tower_and_its_head_and_can_freeze_it(start, tmp_path):
-    folder, fields = tmp_path / "tower", TINY_TOWER | {"neck": "depthwise", "neck_width": 16}
+@pytest.fixture(scope="module")
+def tower_folder(tmp_path_factory):
+    """A tower without a decoder, and its head."""
+    folder, fields = tmp_path_factory.mktemp("tower"), TINY_TOWER | {"neck": "depthwise", "neck_width": 16}
     TrafficVLMVisionModel(TrafficVLMVisionConfig(**fields)).save_pretrained(folder)
     save_training_head(QueryHead(24), folder)
+    return folder
+
+
+def test_training_starts_from_a_tower_and_its_head_and_can_freeze_it(start, tower_folder, tmp_path):
+    folder = tower_folder
     options = TrainOptions(from_scratch=True, vision_tower=str(folder), image_size=64, freeze_blocks=2)
     model, processor = prepare_model(options)
     tower, head = model.model.vision_tower, model.training_head["head"]
@@ -146,11 +153,8 @@ def test_training_starts_from_a_tower_and_its_head_and_can_freeze_it(start, tmp_
     assert 0 < max((after[name] - before[name]).abs().max() for name in decoder) < 0.1
 
 
-def test_of_a_frozen_tower_what_only_the_answers_teach_is_trained(start, tmp_path):
-    fields = TINY_TOWER | {"neck": "depthwise", "neck_width": 16}
-    TrafficVLMVisionModel(TrafficVLMVisionConfig(**fields)).save_pretrained(tmp_path / "tower")
-    save_training_head(QueryHead(24), tmp_path / "tower")
-    parts = {"vision_tower": str(tmp_path / "tower"), "freeze_vision": True, "pool_above": 128, "locate": ["car"]}
+def test_of_a_frozen_tower_what_only_the_answers_teach_is_trained(tower_folder):
+    parts = {"vision_tower": str(tower_folder), "freeze_vision": True, "pool_above": 128, "locate": ["car"]}
     for questions, trained in ((8, {"pool", "counts"}), (0, {"center_head"})):
         model, _ = prepare_model(TrainOptions(from_scratch=True, questions_per_image=questions, **parts))
         tower = model.model.vision_tower if questions else model.tower

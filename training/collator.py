@@ -30,18 +30,13 @@ Span = tuple[int, int, int]  # row, first and last column of a question in a bat
 
 @dataclass
 class Prepared:
-    """An image [H,W,3] as the model will see it, its questions, and the truth about it.
-
-    Attributes:
-        truth: None for hand-written questions.
-        spans: places of the questions in the batch, once it is packed.
-    """
+    """An image [H,W,3] as the model will see it, its questions, and the truth about it."""
 
     image: np.ndarray
     questions: list[Question]
-    truth: GroundTruth | None
+    truth: GroundTruth | None  # None for hand-written questions
     source: str
-    spans: list[Span] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)  # places of the questions, once the batch is packed
 
 
 # Tensors of one auxiliary loss, of the images of a batch and the batch itself.

@@ -27,12 +27,11 @@ MIXUP_FRACTION = 0.6  # fraction of the run with mixed images
 
 
 def draw_chances(groups: Sequence[Sequence[str]], weights: Sequence[float], draws: int) -> np.ndarray:
-    """Chance [N] of each picture at each draw; the N pictures of all sources stand one source after the other.
+    """Chance [N] of each picture at each draw, one source after the other; at most `MAX_DRAWS` on average if possible.
 
     Args:
         groups: for each source, the group (camera, drive, near-duplicates) of each of its pictures.
-        weights: of each source.
-        draws: of the whole run; no picture is drawn more than `MAX_DRAWS` times on average, if there are enough.
+        weights: of each source. draws: of the whole run.
     """
     parts = []
     for names, weight in zip(groups, weights):
@@ -58,12 +57,7 @@ class Drawing(torch.utils.data.Dataset):
         parts: rows of each source, with the columns "scene" and "group".
         options: sizes of the batches, and weights of the sources: by default the square root of their number of rows.
         default: side in pixels of the images in the last steps.
-        pictures: number in a batch of the default size.
-        steps: number of batches of the run.
-        seed: of all draws.
-
-    Raises:
-        ValueError: on access, no picture is large enough for the size of a step.
+        pictures: number in a batch of the default size. steps: number of batches of the run.
     """
 
     def __init__(
@@ -73,8 +67,7 @@ class Drawing(torch.utils.data.Dataset):
         self.pictures, self.steps, self.seed = pictures, steps, seed
         weights = options.train_weights or [len(rows) ** 0.5 for rows in parts]
         self.chances = draw_chances([rows["group"][:] for rows in parts], weights, len(self))
-        scenes = map(parse_scene, self.rows["scene"][:])
-        self.stored = [(scene.width, scene.height) for scene in scenes]
+        self.stored = [(scene.width, scene.height) for scene in map(parse_scene, self.rows["scene"][:])]
 
     def __len__(self) -> int:
         return self.steps * self.pictures

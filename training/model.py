@@ -14,7 +14,7 @@ from ..configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..vision_traffic_vlm import TrafficVLMVisionModel
-from .auxiliary.head import PresenceLoss, QueryHead, load_training_head
+from .auxiliary.presence import PresenceLoss, QueryHead, load_training_head
 from .auxiliary.tower import TowerModel
 from .options import TrainOptions
 from .words import AskedWords
@@ -85,11 +85,7 @@ def build_model(options: TrainOptions) -> Any:
 def load_tower(name: str, fields: dict[str, Any] | None = None) -> Any:
     """A trained vision tower in float32; `fields` change its configuration.
 
-    Args:
-        name: folder or Hub name of a tower that was trained alone, of a Traffic VLM, or of a model of transformers.
-
-    Raises:
-        OSError: there is no such model.
+    `name` is a folder or Hub name: of a tower that was trained alone, a Traffic VLM, or a model of transformers.
     """
     found = PreTrainedConfig.get_config_dict(name)[0]
     found.get("vision_config", found).update(fields or {})

@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 from ..common.options import option
 from ..data.scene import SYNTHETIC
-
-
-LOSSES = ("presence", "grounding", "agreement", "centers")  # auxiliary
+from .auxiliary.losses import LOSSES
 
 
 @dataclass
@@ -63,7 +61,7 @@ class TrainOptions:
     )
     size_weights: list[float] = option([], "weight of each of --sizes; default: equal weights")
     vary_aspect: bool = option(False, "vary the shape of the images from 0.75 to 1.8")
-    eval_sizes: list[int] = option([], "sides of the images in evaluation; default: --image_size")
+    eval_sizes: list[int] = option([], "sides of the images in the last evaluation; default: --image_size")
     pool_above: int | None = option(None, "larger images have one token for 2 × 2 patches; default: as the start")
     locate: list[str] = option([], "classes to locate: the tower gets a new center head; default: as the start")
 

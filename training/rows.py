@@ -1,6 +1,7 @@
 """The rows of a training run: datasets are opened, checked, and split into those to train on and to evaluate on."""
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ def photographs(datasets: Sequence[Any]) -> list[Dataset]:
 
 def sources_of(datasets: Sequence[Any]) -> list[str]:
     """The names of all sources of datasets, sorted."""
-    found = {name for rows in photographs(datasets) for name in rows.unique("source")}
-    return sorted(found if len(photographs(datasets)) == len(datasets) else found | {SYNTHETIC})
+    named = ([SYNTHETIC] if isinstance(rows, SyntheticRows) else rows.unique("source") for rows in datasets)
+    return sorted(set(chain.from_iterable(named)))
 
 
 def own_questions(datasets: Sequence[Any], processor: Any) -> list[tuple[str, str]]:
@@ -59,11 +60,8 @@ def own_questions(datasets: Sequence[Any], processor: Any) -> list[tuple[str, st
 def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> tuple[list[Any], Any, str]:
     """(train, eval, note): the note counts images that are held back, and near-duplicates across the split.
 
-    Args:
-        rows: datasets to train on.
-        held: datasets to evaluate on. If there are none, 10 % of each of `rows` are held back, always the same
-            ones; of rendered scenes, which are endless, others are rendered.
-        max_images: to evaluate on, evenly spread over the datasets. Images are read on access.
+    Without `held`, datasets to evaluate on, 10 % of each of `rows` are held back, always the same ones; of rendered
+    scenes, which are endless, others are rendered. `max_images` are evenly spread over the datasets.
     """
     note, repeated, seen = "", {}, photographs(rows)
     if held and seen and photographs(held):

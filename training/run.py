@@ -18,16 +18,16 @@ from ..common.files import atomic_write
 from ..data.datasets import Mixture
 from ..evaluation.compare import compare
 from ..tokenization_traffic_vlm import ANSWER_TOKENS
-from .auxiliary.head import save_training_head
 from .auxiliary.losses import make_targets
-from .auxiliary.tower import TowerTrainer, answer_presence, write_tower
+from .auxiliary.presence import save_training_head
+from .auxiliary.tower import answer_presence, write_tower
 from .collator import TrafficCollator
 from .drawing import Drawing
 from .model import prepare_model
 from .options import TrainOptions
 from .publish import publish, write_card
 from .rows import check_scenes, open_datasets, own_questions, shared_groups_note, sources_of, split_for_evaluation
-from .trainer import BEFORE_FILE, StartEpoch, TrafficTrainer, check_options, last_checkpoint
+from .trainer import BEFORE_FILE, AveragingTrainer, StartEpoch, TrafficTrainer, check_options, last_checkpoint
 from .words import add_words
 
 
@@ -78,11 +78,7 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
 def train_on_questions(
     arguments: TrainingArguments, options: TrainOptions, rows: list[Any], held: list[Any]
 ) -> tuple[TrafficTrainer, Callable[[], None]]:
-    """(Trainer of a full model, function that saves the finished model).
-
-    Args:
-        rows: datasets to train on. held: datasets to evaluate on; without any, some of `rows` are held back.
-    """
+    """(Trainer of a full model, function that saves it): some of `rows` are held back if `held` is empty."""
     sources = sources_of(rows)
     model, processor = prepare_model(options, len(sources))
     processor.tokenizer = add_words(model, processor.tokenizer, options.add_words)
@@ -109,12 +105,8 @@ def train_on_questions(
 
 def train_tower(
     arguments: TrainingArguments, options: TrainOptions, rows: list[Any], held: list[Any]
-) -> tuple[TowerTrainer, Callable[[], None]]:
-    """(Trainer of a tower alone, function that saves the finished tower).
-
-    Args:
-        rows: datasets to train on. held: datasets to evaluate on, if there are any.
-    """
+) -> tuple[AveragingTrainer, Callable[[], None]]:
+    """(Trainer of a tower alone, function that saves it): the tower is evaluated on `held`, if there are any rows."""
     sources = sources_of(rows)
     model, processor = prepare_model(options, len(sources))
     check_scenes([*options.train_dataset, *options.eval_dataset], [*rows, *held])
@@ -129,9 +121,8 @@ def train_tower(
         print(note)
     targets = make_targets(options.loss_weights(), processor, model.tower.config, sources)
     parts = (model, arguments, TrafficCollator(processor, 0, targets=targets), drawing, eval_rows, processor)
-    sizes, decay = options.eval_sizes or [size], options.average_decay
-    trainer = TowerTrainer(*parts, average_decay=decay, eval_size=sizes[0])
-    return trainer, partial(finish_tower, trainer, sizes)
+    trainer = AveragingTrainer(*parts, average_decay=options.average_decay)
+    return trainer, partial(finish_tower, trainer, options.eval_sizes or [size])
 
 
 def finish_model(trainer: TrafficTrainer, options: TrainOptions, note: str, own: list[tuple[str, str]]) -> None:
@@ -169,7 +160,7 @@ def save_folder(model: Any, processor: Any, folder: Path) -> None:
                 shutil.move(path, complete)
 
 
-def finish_tower(trainer: TowerTrainer, sizes: list[int]) -> None:
+def finish_tower(trainer: AveragingTrainer, sizes: list[int]) -> None:
     """Write the finished tower, and evaluate it at all sizes."""
     folder, answers = Path(trainer.args.output_dir), None
     if trainer.eval_dataset is not None:

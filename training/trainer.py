@@ -137,8 +137,9 @@ class AveragingTrainer(Trainer):
         return metrics
 
     def figures(self, rows: Any) -> dict[str, float]:
-        """Metrics of the model by name."""
-        raise NotImplementedError
+        """Metrics by name."""
+        found: dict[str, float] = self.model.figures(rows)
+        return found
 
 
 class TrafficTrainer(AveragingTrainer):
@@ -205,10 +206,7 @@ class TrafficTrainer(AveragingTrainer):
 
 
 class StartEpoch(TrainerCallback):
-    """Set the epoch of dataset and collator, so that a resumed run draws the same images as an uninterrupted one.
-
-    The library sets the epoch of a dataset, but not with several processes.
-    """
+    """Set the epoch of dataset and collator, which the library does not do with several processes."""
 
     def __init__(self, mixture: Any, collator: Any):
         self.mixture, self.collator = mixture, collator

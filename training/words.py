@@ -58,10 +58,7 @@ def add_words(model: Any, tokenizer: TrafficVLMTokenizer, options: Sequence[str]
 
 
 class AskedWords(nn.Module):
-    """Counts [V,3] of the words of training questions whose answer is yes, no, or in words.
-
-    They are of the first process, if there are several.
-    """
+    """Counts [V,3] of the words of questions of the first process whose answer is yes, no, or in words."""
 
     counts: torch.Tensor
 

@@ -1,4 +1,4 @@
-"""The vision tower alone with its query head: the model that trains without a decoder, its Trainer and evaluation.
+"""The vision tower alone with its query head: the model that trains without a decoder, and its evaluation.
 
 pixels → tower ─┬→ tokens [B,P,C] → query head ↔ presence loss
                 └→ centers of the center head, if there is one ↔ center loss
@@ -21,22 +21,15 @@ from ...evaluation import markdown
 from ...evaluation.metrics import auc, balanced_accuracy, by_group
 from ...images_traffic_vlm import to_rgb
 from ...vision_traffic_vlm import TrafficVLMBatchNorm2d
-from ..trainer import AveragingTrainer
-from .head import PresenceLoss, QueryHead, save_training_head
 from .losses import LOSSES, ForwardPass
-from .presence import CATEGORIES, REGIONS, region_targets
+from .presence import CATEGORIES, REGIONS, PresenceLoss, QueryHead, region_targets, save_training_head
 
 
 FIGURES = {"balanced accuracy": balanced_accuracy, "AUC": auc, "answers": len}
 
 
 class TowerModel(nn.Module):
-    """A vision tower with its query head.
-
-    Args:
-        num_sources: the presence loss is balanced within each source.
-        loss_weights: of the losses "presence" and "centers".
-    """
+    """A vision tower with its query head, to train with these weights of the losses "presence" and "centers"."""
 
     def __init__(
         self, tower: Any, head: QueryHead, num_sources: int = 1, loss_weights: Mapping[str, float] | None = None
@@ -63,6 +56,12 @@ class TowerModel(nn.Module):
         regions: torch.Tensor = self.training_head["head"](self.see(pixel_values).last_hidden_state, grid)[0]
         return regions.float().sigmoid()
 
+    def figures(self, rows: Any) -> dict[str, float]:
+        """Balanced accuracy and AUC in rows at the tower's own size, as far as they are known."""
+        answers = answer_presence(self, rows, [self.tower.config.image_size])
+        figures = {"balanced_accuracy": balanced_accuracy(answers), "auc": auc(answers)}
+        return {name: value for name, value in figures.items() if value is not None}
+
     def forward(
         self, pixel_values: torch.Tensor, targets: Mapping[str, Mapping[str, torch.Tensor]], mixed: float = 1.0
     ) -> dict[str, torch.Tensor]:
@@ -83,24 +82,6 @@ class TowerModel(nn.Module):
             losses = (self.loss_weights[name] * LOSSES[name](passed, **some) for name, some in rolled.items())
             total = total + part * sum(losses)
         return {"loss": total}
-
-
-class TowerTrainer(AveragingTrainer):
-    """Trains a `TowerModel`.
-
-    Args:
-        eval_size: side of the images in pixels, in evaluation.
-    """
-
-    def __init__(self, *args: Any, eval_size: int, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.eval_size = eval_size
-
-    def figures(self, rows: Any) -> dict[str, float]:
-        """Balanced accuracy and AUC, as far as they are known."""
-        answers = answer_presence(self.model, rows, [self.eval_size])
-        figures = {"balanced_accuracy": balanced_accuracy(answers), "auc": auc(answers)}
-        return {name: value for name, value in figures.items() if value is not None}
 
 
 def write_tower(model: TowerModel, answers: pd.DataFrame | None, folder: Path) -> None:
@@ -134,8 +115,7 @@ def answer_presence(model: TowerModel, rows: Any, sizes: Sequence[int]) -> pd.Da
 @torch.inference_mode()
 def predict_presence(model: TowerModel, rows: Any, size: int, batch_size: int = 16) -> np.ndarray:
     """P(present) [N,categories,4] in rows at `size` × `size` pixels."""
-    model.eval()
-    device, found = next(model.parameters()).device, []
+    device, found = next(model.eval().parameters()).device, []
     for batch in rows.select_columns("image").iter(batch_size):
         pixels = np.stack([resize(np.asarray(to_rgb(image)), (size, size)) for image in batch["image"]])
         found.append(model.presence(torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2)).cpu().numpy())
