@@ -20,8 +20,8 @@ from traffic_vlm.common.options import choose_threads, option, option_parser
 from traffic_vlm.evaluation import markdown
 from traffic_vlm.evaluation.compare import compare_presence
 from traffic_vlm.scripts import command
-from traffic_vlm.training.auxiliary.tower import answer_presence, write_tower
-from traffic_vlm.training.model import add_parts, load_tower_model
+from traffic_vlm.training.auxiliary.tower import answer_presence, load_tower_model, write_tower
+from traffic_vlm.training.model import add_parts
 from traffic_vlm.training.rows import check_scenes, open_datasets
 
 

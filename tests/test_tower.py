@@ -45,10 +45,10 @@ from traffic_vlm.training.auxiliary.presence import (
     save_training_head,
     targets,
 )
-from traffic_vlm.training.auxiliary.tower import TowerModel, answer_presence
+from traffic_vlm.training.auxiliary.tower import TowerModel, answer_presence, load_tower_model
 from traffic_vlm.training.collator import Prepared, TrafficCollator
 from traffic_vlm.training.drawing import Drawing, draw_chances, mixed_weight
-from traffic_vlm.training.model import add_parts, load_tower_model
+from traffic_vlm.training.model import add_parts
 from traffic_vlm.training.options import TrainOptions
 from traffic_vlm.training.rows import open_datasets
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, TrainingArguments
 
+import traffic_vlm
 from runs import NO_EVAL, ONE_STEP, changes, command, history, learn, own_folder, refuse, weights
 from tiny import ROOT, TINY_TOWER, free_port, save_folder, start_process, tiny_config, tiny_model
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
@@ -91,6 +93,15 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_averages_all_steps(start,
     assert (paths[0].parent / AVERAGE_FILE).stat().st_mtime_ns < paths[0].stat().st_mtime_ns  # or a kill may lose it
     counts, resumed = (load_file(path.parent / "model.safetensors")["training_head.words.counts"] for path in paths)
     assert torch.equal(counts, resumed) and counts.sum() > 50
+
+
+def test_a_training_without_auxiliary_losses_loads_none_of_their_code(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(traffic_vlm, "training", traffic_vlm.training)  # set again after the test
+    for name in [name for name in sys.modules if name.startswith("traffic_vlm.training")]:
+        monkeypatch.delitem(sys.modules, name)
+    learn(start, tmp_path, f"{ONE_STEP} {' '.join(f'--{name}_weight 0' for name in LOSSES)}")
+    assert "traffic_vlm.training.trainer" in sys.modules and not any("auxiliary" in name for name in sys.modules)
+    assert (tmp_path / "model.safetensors").is_file()
 
 
 @pytest.mark.slow

@@ -14,8 +14,6 @@ from ..configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..vision_traffic_vlm import TrafficVLMVisionModel
-from .auxiliary.presence import PresenceLoss, QueryHead, load_training_head
-from .auxiliary.tower import TowerModel
 from .options import TrainOptions
 from .words import AskedWords
 
@@ -51,7 +49,10 @@ def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any
         tower.convolutions.blocks[: options.freeze_blocks].requires_grad_(False)
     weights, trained = options.loss_weights(), options.vision_tower or base
     model.training_head = nn.ModuleDict({"words": AskedWords(model.config.get_text_config())})
-    if "presence" in weights:
+    if "presence" in weights:  # a training without auxiliary losses loads none of their code
+        from .auxiliary.presence import PresenceLoss, QueryHead, load_training_head
+        from .auxiliary.tower import TowerModel
+
         head = (load_training_head(trained) if trained else None) or QueryHead(tower.config.hidden_size)
         if not options.questions_per_image:
             return TowerModel(tower, head, num_sources, weights), processor
@@ -96,14 +97,6 @@ def load_tower(name: str, fields: dict[str, Any] | None = None) -> Any:
     is_custom = config.model_type == TrafficVLMVisionConfig.model_type
     tower_class: Any = TrafficVLMVisionModel if is_custom else AutoModel
     return tower_class.from_pretrained(name, config=config, dtype=torch.float32)
-
-
-def load_tower_model(name: str) -> TowerModel:
-    """The tower of a folder with its query head. Raises a ValueError if there is no head."""
-    head = load_training_head(name)
-    if head is None:
-        raise ValueError(f"{name} has no query head")
-    return TowerModel(load_tower(name), head)
 
 
 def add_parts(tower: Any, **fields: Any) -> Any:

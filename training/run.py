@@ -18,9 +18,6 @@ from ..common.files import atomic_write
 from ..data.datasets import Mixture
 from ..evaluation.compare import compare
 from ..tokenization_traffic_vlm import ANSWER_TOKENS
-from .auxiliary.losses import make_targets
-from .auxiliary.presence import save_training_head
-from .auxiliary.tower import answer_presence, write_tower
 from .collator import TrafficCollator
 from .drawing import Drawing
 from .model import prepare_model
@@ -92,8 +89,11 @@ def train_on_questions(
     if note and arguments.should_log:
         print(note)
     mixture = Mixture(rows, options.train_weights, options.images_per_epoch, arguments.seed)
-    weights = options.loss_weights()
-    targets = make_targets(weights, processor, model.config.vision_config, sources)
+    weights, targets = options.loss_weights(), {}
+    if weights:  # a training without auxiliary losses loads none of their code
+        from .auxiliary.losses import make_targets
+
+        targets = make_targets(weights, processor, model.config.vision_config, sources)
     collator = TrafficCollator(
         processor, options.questions_per_image, arguments.seed, targets=targets, sizes=options.weighted_sizes
     )
@@ -107,6 +107,8 @@ def train_tower(
     arguments: TrainingArguments, options: TrainOptions, rows: list[Any], held: list[Any]
 ) -> tuple[AveragingTrainer, Callable[[], None]]:
     """(Trainer of a tower alone, function that saves it): the tower is evaluated on `held`, if there are any rows."""
+    from .auxiliary.losses import make_targets
+
     sources = sources_of(rows)
     model, processor = prepare_model(options, len(sources))
     check_scenes([*options.train_dataset, *options.eval_dataset], [*rows, *held])
@@ -152,6 +154,8 @@ def save_folder(model: Any, processor: Any, folder: Path) -> None:
     training_head = model._modules.pop("training_head")
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         if "head" in training_head:
+            from .auxiliary.presence import save_training_head
+
             save_training_head(training_head["head"], Path(temporary))
         model.bfloat16().save_pretrained(temporary)
         processor.save_pretrained(temporary)
@@ -162,6 +166,8 @@ def save_folder(model: Any, processor: Any, folder: Path) -> None:
 
 def finish_tower(trainer: AveragingTrainer, sizes: list[int]) -> None:
     """Write the finished tower, and evaluate it at all sizes."""
+    from .auxiliary.tower import answer_presence, write_tower
+
     folder, answers = Path(trainer.args.output_dir), None
     if trainer.eval_dataset is not None:
         with trainer.accelerator.autocast():

@@ -7,6 +7,7 @@ evaluation → `quick_metrics`, the same metrics as in `scripts/evaluate.py`
 import json
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from transformers import Trainer, TrainerCallback
 from ..common.files import DataError, atomic_write, atomic_write_text
 from ..evaluation.predict import predict
 from ..evaluation.report import quick_metrics
-from .auxiliary.losses import LOSSES, recording
 
 
 AVERAGE_FILE = "average.safetensors"  # in each checkpoint
@@ -149,6 +149,12 @@ class TrafficTrainer(AveragingTrainer):
         super().__init__(*args, **kwargs)
         self.loss_weights = loss_weights
         self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
+        self.recording: Any = lambda model: nullcontext()
+        self.losses: Mapping[str, Any] = {}
+        if loss_weights:  # a training without them loads none of their code
+            from .auxiliary.losses import LOSSES, recording
+
+            self.recording, self.losses = recording, LOSSES
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -162,9 +168,10 @@ class TrafficTrainer(AveragingTrainer):
         values = torch.tensor([options.image_mean, options.image_std]).to(pixels.device, non_blocking=True)
         mean, std = values[..., None, None]  # [3,1,1]
         inputs["pixel_values"], inputs["use_cache"] = (pixels * options.rescale_factor - mean) / std, False
-        with recording(self.accelerator.unwrap_model(model)) as passed:
+        with self.recording(self.accelerator.unwrap_model(model)) as passed:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        passed.logits = outputs.logits
+        if passed is not None:
+            passed.logits = outputs.logits
         # The loss itself will not do for the log: it is multiplied by the number of processes, and smoothed.
         guess, truth = outputs.logits.detach()[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
         self._add("answer_loss", nn.functional.cross_entropy(guess, truth, reduction="sum"), (truth >= 0).sum())
@@ -172,7 +179,7 @@ class TrafficTrainer(AveragingTrainer):
         fraction = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
         for name, tensors in targets.items():
             with self.accelerator.autocast():
-                value = LOSSES[name](passed, **tensors)
+                value = self.losses[name](passed, **tensors)
             self._add(f"{name}_loss", value)
             loss = loss + self.loss_weights[name] * fraction * value
         return (loss, outputs) if return_outputs else loss
