@@ -3,7 +3,7 @@
     vqa = pipeline("visual-question-answering", model=folder, trust_remote_code=True)
     vqa("scene.jpg", ["Is there a pedestrian?", "What color is the traffic light?"])
     # [{"question": "Is there a pedestrian?", "answer": "yes", "score": 0.94, "p_yes": 0.94},
-    #  {"question": "What color is the traffic light?", "answer": "red", "score": 0.84, "p_yes": None}]
+    #  {"question": "What color is the traffic light?", "answer": "red", "score": 0.99, "p_yes": None}]
 
     images ── opened and resized in threads, while the previous batch is answered ── encoded once ─┐
     questions ── read once each: form, words, problem ─────────────────────────────────────────────┤
