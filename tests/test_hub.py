@@ -76,6 +76,7 @@ def test_a_license_is_not_guessed_and_a_hand_written_card_is_kept(tmp_path):
 @pytest.mark.parametrize(
     ("name", "old", "new", "message"),
     [
+        ("tokenizer.json", None, "", "has no tokenizer.json"),
         ("README.md", CARD, "# Mine", "README.md: the metadata have no license"),
         pytest.param(
             *("config.json", '"num_hidden_layers": 2', '"num_hidden_layers": 3'),
@@ -85,7 +86,10 @@ def test_a_license_is_not_guessed_and_a_hand_written_card_is_kept(tmp_path):
     ],
 )
 def test_an_incomplete_or_invalid_folder_is_not_uploaded(name, old, new, message, folder, hub):
-    (folder / name).write_text((folder / name).read_text().replace(old, new))
+    if old is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text((folder / name).read_text().replace(old, new))
     with pytest.raises(ValueError, match=f"(?s){message}"):
         publish(folder, "me/model")
     assert not hub.mock_calls

@@ -39,11 +39,11 @@ vqa = pipeline("visual-question-answering", model=folder, trust_remote_code=True
 print(vqa("scene.jpg", ["Is there a pedestrian?", "What color is the traffic light?"]))
 ```
 """
-MODEL_FILES = (
-    *("model.safetensors", "training_head.safetensors", "config.json", "generation_config.json", "README.md"),
+NEEDED = (
+    *("model.safetensors", "config.json", "generation_config.json", "README.md"),
     *("tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja"),
-    *("LICENSE*", "docs/**/*"),
 )
+MODEL_FILES = (*NEEDED, "LICENSE*", "docs/**/*", "training_head.safetensors")
 APP_FILES = (
     *("*.py", "*.json", "*.jinja", "model.safetensors", "README.md", "LICENSE*", "docs/*.jpg", "scripts/__init__.py"),
     *(f"{room}/**/*" for room in ("common", "data", "evaluation", "serving")),
@@ -110,8 +110,11 @@ def publish(
         The URL of the commit; None after a dry run, which uploads nothing.
 
     Raises:
-        ValueError: the folder does not load, or has no card with a license. OSError: an error of the Hub.
+        ValueError: a file is missing, the folder does not load, or its card has no license.
+        OSError: an error of the Hub.
     """
+    if missing := [name for name in NEEDED if not (folder / name).is_file()]:
+        raise ValueError(f"{folder} has no {', '.join(missing)}")
     if "license" not in read_metadata(folder):
         raise ValueError(f"{folder / 'README.md'}: the metadata have no license")
     with tempfile.TemporaryDirectory() as temporary:
