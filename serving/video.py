@@ -29,7 +29,8 @@ from ..common.image_files import IMAGE_SUFFIXES, READABLE, list_images, open_ima
 from ..images_traffic_vlm import ANIMATED, LOW_BITS, own_range, scale_pixels, to_rgb
 
 
-DEFAULT_RATE = 25.0  # frames per second of images, and of videos that declare no rate
+DEFAULT_RATE = 25.0  # frames per second of images, and of videos that declare no rate, or one above MAX_RATE
+MAX_RATE = 1000.0
 TIMEOUT = 10.0  # seconds without data after which a stream counts as lost
 DISORDER = 1.0  # seconds: time stamps that step back less are out of order
 CAMERA_FORMATS = {"linux": "v4l2", "darwin": "avfoundation", "win32": "dshow"}
@@ -258,7 +259,8 @@ class VideoSource(FrameSource):
         self.stream = self.container.streams.best("video")
         if self.stream is None or self.stream.codec_context is None:
             raise DataError(f"{self.name}: has no video stream that can be decoded")
-        self.rate = frame_rate or float(self.stream.guessed_rate or DEFAULT_RATE)
+        declared = float(self.stream.guessed_rate or 0)
+        self.rate = frame_rate or (declared if 0 < declared <= MAX_RATE else DEFAULT_RATE)
         if not self.is_live:
             self.stream.thread_type = "AUTO"  # several frames at a time, which would delay a live source
 

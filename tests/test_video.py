@@ -275,3 +275,8 @@ def test_jpeg_files_over_http_have_the_times_of_the_clock(tmp_path):
         assert source.is_live and [frame.seconds for frame in islice(source.frames(), 4)] == [0, 7, 14, 21]
     with TCPServer(parts, hang_up=False) as address, pytest.raises(ValueError, match=r"live .* omit --frame_rate"):
         open_source(address.replace("tcp", "http"), frame_rate=5)
+
+
+def test_a_declared_rate_that_no_camera_has_is_not_believed(tmp_path):
+    path = encode(tmp_path / "fast.mp4", grays([90] * 4), rate=5000)
+    assert open_source(str(path)).stream.guessed_rate > 1000 and open_source(str(path)).rate == 25
