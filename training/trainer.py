@@ -149,7 +149,7 @@ class TrafficTrainer(AveragingTrainer):
         super().__init__(*args, **kwargs)
         self.loss_weights = loss_weights
         self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
-        self.recording: Any = lambda model: nullcontext()
+        self.recording: Any = nullcontext
         self.losses: Mapping[str, Any] = {}
         if loss_weights:  # a training without them loads none of their code
             from .auxiliary.losses import LOSSES, recording
@@ -170,7 +170,7 @@ class TrafficTrainer(AveragingTrainer):
         inputs["pixel_values"], inputs["use_cache"] = (pixels * options.rescale_factor - mean) / std, False
         with self.recording(self.accelerator.unwrap_model(model)) as passed:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        if passed is not None:
+        if self.loss_weights:
             passed.logits = outputs.logits
         # The loss itself will not do for the log: it is multiplied by the number of processes, and smoothed.
         guess, truth = outputs.logits.detach()[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()

@@ -1,1 +1,4 @@
-"""Auxiliary losses, for training from few images, and the vision tower alone with its query head."""
+"""Auxiliary losses, for training from few images, and the vision tower alone with its query head.
+
+A training without auxiliary losses loads none of this.
+"""

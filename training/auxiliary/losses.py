@@ -49,7 +49,7 @@ class ForwardPass:
     """Results of a forward pass, with gradients. A tower alone has an output of the tower only.
 
     Attributes:
-        model: with a `training_head`, see `head.py`, for the presence loss.
+        model: with a `training_head`, see `presence.py`, for the presence loss.
         seen: output of the vision tower.
         presence: output of the query head.
         logits: [R,L,V].
