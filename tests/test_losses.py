@@ -43,7 +43,7 @@ def test_grounding_loss_is_the_negative_log_of_attention_on_the_object():
 
 
 def test_agreement_loss_is_the_excess_of_probability():
-    """0.9 implies 0.5, 0.3 implies 0.7, and 0.8 excludes 0.7."""
+    """0.9 implies 0.5, 0.3 implies 0.6, and 0.8 excludes 0.7."""
     model = tiny_model()
     text = model.config.get_text_config()
 
@@ -51,7 +51,7 @@ def test_agreement_loss_is_the_excess_of_probability():
         logits = nn.functional.pad(log_odds[..., None], (text.yes_token_id, text.vocab_size))
         return agreement.loss(ForwardPass(model, logits=logits), pairs)
 
-    log_odds = torch.tensor([[0.9, 0.5, 0.3], [0.7, 0.8, 0.7]]).logit()
+    log_odds = torch.tensor([[0.9, 0.5, 0.3], [0.6, 0.8, 0.7]]).logit()
     pairs = torch.tensor([[0, 0, 0, 1, 0], [0, 2, 1, 0, 0], [1, 1, 1, 2, 1]])
     check(loss, log_odds, (pairs,), (0.4 + 0.0 + 0.5) / 3)
 
