@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from . import MIN_ANSWERS, STANDARD_ERRORS
-from .metrics import clustered_error, counted, is_yes_no, placements
+from .metrics import clustered_error, counted, is_yes_no
 
 
 @dataclass(frozen=True)
@@ -53,39 +53,15 @@ class Comparison:
         return f"{outcome}: {figures}."
 
 
-def compare_presence(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, tuple[float, float, float | None]]:
-    """{metric: (before, after, standard error of the difference)} of two tables of `answer_presence`.
-
-    Pictures of one group (camera) are not independent: groups are the clusters.
-
-    Raises:
-        ValueError: the questions differ.
-    """
-    check_same(before, after, ["source", "group", "image_id", "question_id", "truth"])
-    was, now = (counted(table.assign(image_id=table["group"]).reset_index(drop=True)) for table in (before, after))
-    found = {}
-    for name, old, new, factor in (
-        ("balanced accuracy", was["is_right"].astype(float), now["is_right"].astype(float), 1),
-        ("AUC", placements(was), placements(now), 2),  # a placement counts in the areas of yes and of no
-    ):
-        error = clustered_error(was, new - old)
-        found[name] = float(was["weight"] @ old), float(was["weight"] @ new), error and factor * error
-    return found
-
-
-def check_same(before: pd.DataFrame, after: pd.DataFrame, columns: list[str]) -> None:
-    """Raise a ValueError if the tables differ in one of these columns."""
-    if len(before) != len(after) or not (before[columns].to_numpy() == after[columns].to_numpy()).all():
-        raise ValueError(f"only answers to the same questions can be compared, got {len(before)} and {len(after)}")
-
-
 def compare(before: pd.DataFrame, after: pd.DataFrame) -> Comparison | None:
     """Comparison of two tables of `predict` of the same questions in the same order; None without questions.
 
     Raises:
         ValueError: the questions differ.
     """
-    check_same(before, after, ["source", "image_id", "question", "truth"])
+    columns = ["source", "image_id", "question", "truth"]
+    if len(before) != len(after) or not (before[columns].to_numpy() == after[columns].to_numpy()).all():
+        raise ValueError(f"only answers to the same questions can be compared, got {len(before)} and {len(after)}")
     chosen, metric = counted(before, even_few=True), "balanced accuracy"
     if chosen.empty:
         in_words = before[~is_yes_no(before)]

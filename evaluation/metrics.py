@@ -126,19 +126,14 @@ def auc(rows: pd.DataFrame) -> float | None:
     It is a mean over question ids and sources, like the balanced accuracy.
     """
     rows = counted(rows.dropna(subset="p_yes"))
-    return float(rows["weight"] @ placements(rows)) if len(rows) else None
-
-
-def placements(rows: pd.DataFrame) -> pd.Series:
-    """For each row of `counted`, the fraction of its unit's other answers (no for a yes) that P(yes) ranks right.
-
-    The sum of weight × placement is the AUC. Ties count half.
-    """
+    if rows.empty:
+        return None
     units, is_yes = [rows["group"], rows["unit"]], rows["truth"] == "yes"
     alike = [*units, rows["truth"]]
-    below = rows["p_yes"].groupby(units).rank() - rows["p_yes"].groupby(alike).rank()  # of the other truth
+    # For each row, the fraction of its unit's other answers (no for a yes) that P(yes) ranks right.
+    below = rows["p_yes"].groupby(units).rank() - rows["p_yes"].groupby(alike).rank()
     others = is_yes.groupby(units).transform("size") - is_yes.groupby(alike).transform("size")
-    return (below / others).where(is_yes, 1 - below / others)
+    return float(rows["weight"] @ (below / others).where(is_yes, 1 - below / others))
 
 
 def right_if_there(rows: pd.DataFrame) -> float | None:

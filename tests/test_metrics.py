@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from traffic_vlm.evaluation.compare import compare, compare_presence
+from traffic_vlm.evaluation.compare import compare
 from traffic_vlm.evaluation.metrics import (
     YES_NO,
     at_temperature,
@@ -221,26 +221,3 @@ def test_only_answers_to_the_same_questions_are_compared(other):
     with pytest.raises(ValueError, match="the same questions"):
         compare(COLORS[0], other)
     assert compare(COLORS[0][:0], COLORS[1][:0]) is None
-
-
-def test_runs_are_compared_by_both_metrics_with_cameras_as_clusters():
-    """The errors are those of a jackknife that leaves out one camera at a time."""
-    rng = np.random.default_rng(0)
-    group = np.repeat(np.arange(20), 20)
-    truth, noise = rng.random(400) < 0.4, rng.normal(size=20)[group]
-
-    def answers(skill):
-        p_yes = 1 / (1 + np.exp(-(skill * (truth - 0.5) + noise + rng.normal(size=400))))
-        fixed = {"source": "a", "group": group, "image_id": np.arange(400), "question_id": "x"}
-        return pd.DataFrame(
-            fixed | {"p_yes": p_yes, "truth": np.where(truth, "yes", "no"), "is_right": (p_yes > 0.5) == truth}
-        )
-
-    before, after = answers(1.0), answers(1.5)
-    found = compare_presence(before, after)
-    for name, metric in (("balanced accuracy", balanced_accuracy), ("AUC", auc)):
-        assert found[name][:2] == pytest.approx((metric(before), metric(after)))
-        without = [metric(after[group != camera]) - metric(before[group != camera]) for camera in range(20)]
-        assert found[name][2] == pytest.approx(math.sqrt(19**2 / 20 * np.var(without, ddof=1)), rel=0.05)
-    with pytest.raises(ValueError, match="only answers to the same questions can be compared, got 400 and 399"):
-        compare_presence(before, after[1:])
