@@ -272,12 +272,12 @@ def check_output(options: WatchOptions, source: str) -> None:
         DataError: there are files of an earlier run and `overwrite` is off, or the annotated video is the source.
     """
     video, folder = options.video, options.output_dir
+    if video and video.exists() and Path(source).exists() and video.samefile(source):
+        raise DataError(f"--video {video}: is the video to watch")
     folder.mkdir(parents=True, exist_ok=True)
     for path in [folder / file for file in FILES] + ([video] if video else []):
         if path.exists() and not options.overwrite:
             raise DataError(f"{path} is of an earlier run; choose another name, or --overwrite")
-    if video and video.exists() and Path(source).exists() and video.samefile(source):
-        raise DataError(f"--video {video}: is the video to watch")
 
 
 def ask_about_frames(pipe: TrafficVLMPipeline, recorder: Recorder, should_stop: Callable[[], Any]) -> None:

@@ -311,6 +311,8 @@ def test_an_earlier_run_is_replaced_only_with_overwrite(command, clip, tmp_path)
     assert status == 2 and "timeline.csv is of an earlier run" in errors
     status, errors = command(clip, *CAR, *files, "--output_dir", tmp_path / "new")
     assert status == 2 and "seen.mp4 is of an earlier run" in errors
+    status, errors = command(tmp_path / "seen.mp4", *CAR, *files, "--output_dir", tmp_path / "new")
+    assert status == 2 and "seen.mp4: is the video to watch" in errors
     assert command(ROOT / "docs/example.jpg", *asking("Is it raining?"), *files, "--overwrite")[0] == 0
     assert [row["question"] for row in read_csv(tmp_path / "out/timeline.csv")] == ["Is it raining?"]
     assert count_frames(tmp_path / "seen.mp4") == 1
