@@ -35,6 +35,8 @@ from .options import ModelOptions, examine, read_questions
 
 
 THREADS = 4  # open the images of an actor
+# Options that all labels of a folder share.
+SHARED = ("answer_untaught", "bf16", "column", "describe", "image_size", "key_column", "locate", "min_score", "region")
 KINDS = {"image": tuple(IMAGE_SUFFIXES), "tar": (".tar", ".tar.gz", ".tgz"), "parquet": (".parquet",)}
 SCHEMA = pa.schema(
     {
@@ -132,8 +134,11 @@ class LabelFolder:
         for info in self.fs.get_file_info(FileSelector(self.path, allow_not_found=True)):
             if not info.base_name.startswith("part-"):
                 continue
-            metadata = pq.read_schema(info.path, filesystem=self.fs).metadata
-            before, files = (json.loads(metadata[key]) for key in (b"options", b"files"))
+            try:
+                metadata = pq.read_schema(info.path, filesystem=self.fs).metadata
+                before, files = (json.loads(metadata[key]) for key in (b"options", b"files"))
+            except (KeyError, TypeError, ValueError) as error:
+                raise DataError(f"{info.path} is no file of labels, or damaged: choose another --output_dir") from error
             pairs = [(name, before.get(name), new) for name, new in options.items()]
             others = "; ".join(f"{name} {old!r}, now {new!r}" for name, old, new in pairs if old != new)
             if others:
@@ -266,14 +271,12 @@ def check_questions(options: LabelOptions) -> dict[str, Any]:
             words = ", ".join(question.unknown_words)
             raise DataError(f"{question.text!r}: the model does not know {words}. Correct or rephrase the question")
     options.ask = [question.text for question in questions]
-    names = ("bf16", "image_size", "locate", "region", "column", "key_column")
     return {
         "questions": sorted(options.ask),
         "weights": checksum(pipe.model),
-        "describe": options.describe or None,
         "temperature": pipe.model.config.yes_no_temperature,
         "thresholds": digest(Path(options.thresholds).read_text()) if options.thresholds else None,
-        **{name: getattr(options, name) for name in names},
+        **{name: getattr(options, name) for name in SHARED},
     }
 
 
