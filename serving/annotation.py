@@ -19,7 +19,7 @@ TIME_BASE = Fraction(1, 90_000)
 
 
 class AnnotatedVideo:
-    """Writes an H.264 video, or MPEG-4 without libx264.
+    """Writes an H.264 video.
 
     Args:
         path: a .mp4, .mov or .mkv file.
@@ -63,9 +63,8 @@ class AnnotatedVideo:
             self.container.close()
 
     def _start(self, width: int, height: int) -> None:
-        codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
-        options = {"preset": "veryfast", "crf": "23"} if codec == "libx264" else {}
-        self.stream = self.container.add_stream(codec, rate=self.rate, options=options)
+        options = {"preset": "veryfast", "crf": "23"}
+        self.stream = self.container.add_stream("libx264", rate=self.rate, options=options)
         self.stream.width, self.stream.height, self.stream.pix_fmt = width, height, "yuv420p"
         context = self.stream.codec_context
         self.stream.time_base = context.time_base = TIME_BASE
