@@ -70,8 +70,6 @@ def image_warnings() -> Iterator[list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", module=r".*images_traffic_vlm")
         yield texts
-    for one in caught:  # others see them, too
-        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     texts += dict.fromkeys(str(one.message) for one in caught if one.filename.endswith("images_traffic_vlm.py"))
 
 
@@ -100,9 +98,7 @@ def select_files(
             endings[Path(name).suffix.lower() or "no suffix"] += 1
     counts = {"hidden": hidden, "in subfolders": deeper}
     reasons = [f"{count:,} {reason}" for reason, count in counts.items() if count]
-    reasons += [f"{count:,} {ending}" for ending, count in endings.most_common(5)]
-    if len(endings) > 5:
-        reasons.append(f"{len(endings) - 5} more kinds")
+    reasons += [f"{count:,} {ending}" for ending, count in endings.most_common()]
     return found, f"files left out: {', '.join(reasons)}" if reasons else ""
 
 

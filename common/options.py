@@ -56,13 +56,9 @@ def option(default: Any, help: str) -> Any:
 
 
 def option_parser(types: Iterable[Any], description: str | None) -> HfArgumentParser:
-    """Build the command-line parser of a script from dataclasses of options.
+    """The command-line parser of a script, whose options are the fields of dataclasses; see `option`.
 
-    Call `parse_args_into_dataclasses()` on it. Positional arguments can be added first; they come back as a namespace
-    after the dataclasses.
-
-    Args:
-        types: dataclasses; each field is an option, see `option`.
-        description: shown by `--help`, with an example; usually the `__doc__` of the script.
+    Its `parse_args_into_dataclasses()` returns them, and a namespace of other arguments, if any were added.
+    `--help` shows the description, usually the `__doc__` of the script.
     """
     return _OptionParser(types, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)

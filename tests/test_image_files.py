@@ -75,7 +75,7 @@ def test_the_largest_photographs_of_phones_are_read(tmp_path):
 @pytest.mark.parametrize("image_format", ["AVIF", "TIFF", "GIF", "PNG", "WEBP"])
 def test_the_first_frame_of_several_is_read_with_a_warning(image_format):
     message = f"a {image_format} of several frames is read as its first frame"
-    with pytest.warns(UserWarning, match=message), image_warnings() as texts:
+    with image_warnings() as texts:
         first = open_image(encode(image_format, **PAGES)).getpixel((16, 12))
     assert texts == [message]
     assert first == pytest.approx((250, 20, 30), abs=12)
