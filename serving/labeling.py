@@ -46,8 +46,8 @@ SCHEMA = pa.schema(
         "score": pa.float32(),
         "p_yes": pa.float32(),
         "problem": pa.string(),  # of the image or of the answer
-        "not_sure": pa.bool_(),  # with --thresholds
-        # With --locate and --describe; null if the image has a problem.
+        # Null without --thresholds, --locate and --describe, and if the image has a problem.
+        "not_sure": pa.bool_(),
         "objects": pa.list_(pa.struct({"label": pa.string(), "score": pa.float32(), "box": pa.list_(pa.float32())})),
         "caption": pa.string(),
         # Of a block; not written.
@@ -168,12 +168,6 @@ class Labeler:
     def __init__(self, options: LabelOptions, kind: str, prefix: str = ""):
         self.options, self.kind, self.prefix = options, kind, prefix
         self.pipe = options.load()
-        added = {
-            "not_sure": options.loaded_thresholds is not None,
-            "objects": bool(options.locate),
-            "caption": options.describe,
-        }
-        self.schema = pa.schema([column for column in SCHEMA if added.get(column.name, True)])
 
     def __call__(self, block: pa.Table) -> pa.Table:
         """The labels of a block: a row for each image and question, with the image's file and the block's warnings."""
@@ -185,7 +179,7 @@ class Labeler:
                 ahead = list(islice(opened, size))  # are opened while the model answers about the batch
                 rows += self.label([image.result() for image in batch])
                 batch = ahead
-        return pa.Table.from_pylist([row | {"warnings": warnings} for row in rows], self.schema)
+        return pa.Table.from_pylist([row | {"warnings": warnings} for row in rows], SCHEMA)
 
     def images(self, block: pa.Table) -> Iterator[tuple[str, str, Any]]:
         """Yield (key, file, bytes) of the images of a block, which Ray Data has read."""

@@ -99,7 +99,8 @@ def test_labels_are_the_items_of_the_pipeline_and_datasets_and_pandas_read_them(
     (output / ".left by a killed process.tmp").write_bytes(b"PAR1")
     paths = [str(images / name) for name in CONTENTS]
     answers = ModelOptions(model, "cpu", min_score=0).load()(paths, QUESTIONS)
-    expected = [{"key": path, **item, "problem": None} for path, items in zip(paths, answers) for item in items]
+    other = dict.fromkeys(("problem", "not_sure", "objects", "caption"))
+    expected = [{"key": path} | item | other for path, items in zip(paths, answers) for item in items]
     assert expected == rows_of(output)
     rows = pq.read_table(output).to_pylist()
     loaded = datasets.load_dataset("parquet", data_dir=str(output), cache_dir=str(tmp_path / "cache"))
