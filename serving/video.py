@@ -133,7 +133,7 @@ def open_source(name: str, frame_rate: float | None = None) -> FrameSource:
         return AnimationSource(name, path, frame_rate) if is_animated else ImageSource(name, [path], "", frame_rate)
     if not path.exists() and not is_camera(name) and "://" not in name:
         raise DataError(f"{name}: no such file, folder, camera or stream")
-    if path.suffix.lower() in PLAYLISTS and b"://" in path.read_bytes():
+    if path.is_file() and path.suffix.lower() in PLAYLISTS and b"://" in path.read_bytes():
         raise DataError(f"{name}: is a playlist with addresses of videos; give its URL in place of the file")
     return VideoSource(name, frame_rate)
 

@@ -195,6 +195,7 @@ def test_passwords_are_hidden():
         ("/dev/video97", "no such camera or stream"),
         ("97", "no such camera or stream"),
         ("tcp://127.0.0.1:9/stream", "no such camera or stream"),
+        ("http://127.0.0.1:9/live.m3u8", "no such camera or stream"),
     ],
 )
 def test_an_unusable_source_is_refused(tmp_path, monkeypatch, name, message):
