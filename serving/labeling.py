@@ -73,11 +73,6 @@ class LabelOptions(ModelOptions):
     batch_size: int = option(32, "images in one pass of the model")
     address: str | None = option(None, "Ray cluster of this machine: auto, or host:6379; without it, a new one")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if os.path.isdir(self.model):  # actors have another working directory
-            self.model = os.path.abspath(self.model)
-
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,5 +1,6 @@
 """Options of the commands that ask a model, and what several of them do: read questions, and examine an image."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,8 @@ class ModelOptions:
                 if not (0 < value < float("inf") or (value == 0 and may_be_zero)):
                     raise DataError(f"--{name} must be {'0 or more' if may_be_zero else 'above 0'}, got {value}")
         check_model(self.model)
+        if os.path.isdir(self.model):  # processes of a cluster have another working directory
+            self.model = os.path.abspath(self.model)
         # Read now, because the machines of a cluster need not have the file.
         self.loaded_thresholds = None if self.thresholds is None else load_thresholds(self.thresholds)
         self.size = None if self.image_size is None else parse_size(self.image_size)
