@@ -18,7 +18,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import dropwhile, takewhile
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 
@@ -76,20 +76,28 @@ def _simplify(text: str) -> str:
 
 # --- form: yes or no, negated, two questions ---
 
-_WH_WORDS = frozenset("what which who whom whose where whereabouts when why how".split())
-_WH_WORDS |= {word + ending for word in _WH_WORDS for ending in ("s", "re", "d", "ll")}  # "whats"
 _BE = frozenset("is are was were".split())
 _AUXILIARIES = _BE | frozenset("am do does did has have had can could will would shall should may might must".split())
 _NEGATED_AUXILIARIES = frozenset(word + "nt" for word in _AUXILIARIES) | {"cant", "wont"}
-_AUXILIARIES |= _NEGATED_AUXILIARIES
-_FILLERS = frozenset("please and so now ok okay also but then well or just".split())
-_SAYING = frozenset("say tell answer know check show see look".split())  # ask for what follows: "say if", "say what"
-_REQUESTS = frozenset(
-    "describe list name count explain identify predict select choose determine estimate give summarize read find "
-    "specify classify categorize caption compare locate".split()
+_AUXILIARY = rf"(?:{'|'.join(sorted(_AUXILIARIES | _NEGATED_AUXILIARIES))})\b"
+_WH = r"(?:what|which|who|whom|whose|whereabouts|where|when|why|how)(?:s|re|d|ll)?\b"
+_CONDITION = rf"when (?!{_AUXILIARY})"  # "When it is dark, are the lights on?"
+# What says nothing about the answer: "so, could you tell me", "I would like to know".
+_LEAD_IN = re.compile(
+    r"(?:\s*(?:please|and|so|now|okay|ok|also|but|then|well|or|just"
+    r"|(?:(?:can|could|would|will) you |id? (?:(?:want|need|would|like) )*to |let (?:me|us) )?"
+    r"(?:please )?(?:say|tell|answer|know|check|show)(?: (?:me|us|please))*)\b)*\s*"
 )
-_PERCEIVING = frozenset("see find count read detect spot observe notice drive turn stop go pass cross".split())
-_PREPOSITIONS = frozenset("in on at from to of for by with under along near towards toward about within".split())
+_REQUEST = re.compile(
+    r"(?:find|give)\b|(?:(?:can|could|would|will) you )?(?:please )?(?:describe|list|name|count|explain|identify"
+    r"|predict|select|choose|determine|estimate|summarize|read|specify|classify|categorize|caption|compare|locate)\b"
+)
+# "What color is it?", "In this image how many cars are there?", "The parked car is in what lane?"
+_ASKS_FOR_WORDS = re.compile(
+    rf"(?!{_CONDITION}){_WH}(?! about\b)"
+    rf"|(?:in|on|at|from|to|of|for|by|with|near|within)\b(?: (?!{_AUXILIARY})\w+)*? {_WH}"
+    rf"|.* {_WH}(?: \w+)?$"
+)
 # Questions that begin like yes/no questions, but one of the alternatives is their answer.
 _FOR_WORDS = re.compile(
     r"(?:the )?(?:number|amount|colou?r|type|kind|status|state|location|position|side) of\b.*"
@@ -101,6 +109,13 @@ _FOR_WORDS = re.compile(
     r"|heavy or light|parked or moving|moving or parked)\b.*"
     r"|(?:is|was) (?:it|this|that) an? \w+(?: \w+)? or \w+(?: \w+){0,2}"
 )
+# A clause that can stand alone as a question: three words or more, but not "can you tell me", "may I ask".
+_QUESTION = re.compile(
+    r"(?=\S+ \S+ \S+)"
+    rf"(?:{_AUXILIARY} (?!(?:you|i) (?!see|find|count|read|detect|spot|observe|notice|drive|turn|stop|go|pass|cross))"
+    rf"|(?!{_CONDITION}){_WH}.* {_AUXILIARY})"
+)
+_SHORT_QUESTION = re.compile(rf"(?!when){_WH}(?: \S+)?")  # a second one: "Where?", "How many?"
 # Clauses, to find "answer yes or no" and second questions. A hyphen between spaces separates, as a dash does.
 _SEPARATOR = re.compile(r"(\s*(?:[.?!…。？！,;:()\[\]\n]|\s-\s|[\u2013\u2014])\s*)")
 _YES_OR_NO = re.compile(r"\b(?:yes or no|yes ?/ ?no|no or yes)\b", re.IGNORECASE)
@@ -174,66 +189,35 @@ def _count_questions(text: str) -> int:
     """The number of questions in a text: 2 for "Is there a car? Is it snowing?" and "Is there a car, and where?"."""
     text = _AND_ASKS.sub("; ", text.casefold().translate(_NO_APOSTROPHES))
     first, *rest = _SEPARATOR.split(text)  # clause, separator, clause, ...
-    count = int(_is_question(_without_fillers(first.split())))
-    for separator, clause in zip(rest[::2], rest[1::2]):
-        words = _without_fillers(clause.split())
-        is_relative = separator.strip() == "," and words[:1] and words[0] in ("which", "who", "whose")
-        is_short = 0 < len(words) < 3 and words[0] in _WH_WORDS - {"when"}  # "Where?", "How many?"
-        count += not is_relative and (is_short or _is_question(words))
+    count = int(_QUESTION.match(_without_lead_in(first)) is not None)
+    for separator, clause in zip(rest[::2], map(_without_lead_in, rest[1::2])):
+        is_relative = separator.strip() == "," and clause.startswith(("which", "who"))
+        is_question = _QUESTION.match(clause) or _SHORT_QUESTION.fullmatch(clause)
+        count += not is_relative and is_question is not None
     return count
 
 
-def _without_fillers(words: list[str]) -> list[str]:
-    return list(dropwhile(_FILLERS.__contains__, words))
-
-
-def _is_question(words: list[str]) -> bool:
-    """Whether a clause can stand alone as a question. Two words, such as "is it", belong to another clause."""
-    if len(words) < 3:
-        return False
-    if words[0] in _AUXILIARIES:
-        return words[1] not in ("you", "i") or words[2] in _PERCEIVING  # not "can you tell me", "may I ask"
-    is_condition = words[0] == "when" and words[1] not in _AUXILIARIES  # "When it is dark, are the lights on?"
-    return words[0] in _WH_WORDS and not is_condition and bool(_AUXILIARIES & set(words[1:]))
+def _without_lead_in(clause: str) -> str:
+    return clause[_LEAD_IN.match(clause).end() :]  # type: ignore[union-attr]
 
 
 def _asks_yes_no(simple: str) -> bool:
-    """Whether a simplified question asks for yes or no: "Is there a car?", but not "How busy is it?".
+    """Whether a simplified text asks for yes or no: "Is there a car", but not "How busy is it".
 
-    The first clause that begins with an auxiliary verb ("is", "does", "can"), with a question word ("what", "how"),
-    or with a request ("describe", "say if") decides. Text without any of them ("a red car") counts as a yes/no
-    question. Alternatives ("Is the light red or green?") do not.
+    The first clause that begins with a request, an auxiliary verb ("is", "can") or a question word decides, or that
+    ends with one. Text without any of them ("a red car") is a yes/no question.
     """
     text = simple.casefold()
     if _FOR_WORDS.fullmatch(text):
         return False
-    clauses = [words for clause in _SEPARATOR.split(text)[::2] if (words := clause.split())]
-    decisions = (_clause_asks_yes_no(words, words is clauses[-1]) for words in clauses)
-    return next((decision for decision in decisions if decision is not None), True)
-
-
-def _clause_asks_yes_no(words: list[str], is_last: bool) -> bool | None:
-    """Whether a clause asks for yes or no; None if it does not decide, like "There is a car" in "...; what is it?"."""
-    words = _without_fillers(words) or [""]
-    first, second = words[0], words[1:2]
-    is_to_you = first in _AUXILIARIES and second == ["you"]  # "Could you describe it?" is a request
-    is_wish = first in ("i", "id") and "know" in words  # "I want to know what it is"
-    request = _without_fillers(words[2 if is_to_you else words.index("know") if is_wish else 0 :])
-    said = [word for word in request[1:4] if word not in ("me", "us", "please")][:2]
-    requests = _REQUESTS - {"find"} if is_to_you else _REQUESTS  # "Can you find a car?" asks whether there is one
-    if requests & set(request[:1]) or (_SAYING & set(request[:1]) and _WH_WORDS & set(said)):  # "say what it is"
-        return False
-    if first in _AUXILIARIES:
-        return True
-    if first in _WH_WORDS:
-        if first == "when" and not is_last and not _AUXILIARIES & set(second):
-            return None  # "When it is dark, are the lights on?"
-        return second == ["about"]  # "What about buses?"
-    if is_last and _WH_WORDS & set(words[-2:]):  # "The parked car is in what lane?"
-        return False
-    if first in _PREPOSITIONS:  # "In this image how many cars are there?"
-        return next((word in _AUXILIARIES for word in words if word in _AUXILIARIES | _WH_WORDS), None)
-    return None
+    for clause in map(_without_lead_in, _SEPARATOR.split(text)[::2]):
+        if _REQUEST.match(clause):
+            return False
+        if re.match(_AUXILIARY, clause):
+            return True
+        if _ASKS_FOR_WORDS.match(clause):
+            return False
+    return True
 
 
 # --- grammar: the words that the answer depends on ---
