@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from .grammar import FILLINGS, QUESTION_TYPES, TYPES, QuestionType, paraphrases_of, random_paraphrase
+from .grammar import FILLINGS, QUESTION_TYPES, TYPES, QuestionType, random_paraphrase
 from .scene import CLASSES, is_a
 from .truth import (
     EGO_REGIONS,
@@ -283,7 +283,6 @@ MEAN_POWER = 6
 # a rare number, would hardly be asked even about the few images where it is true.
 CANDIDATES = 6
 MAX_TRIES = 8  # keys tried for each question: limits the time spent on scenes with few questions
-SCENE_ATTRIBUTE_OF_TYPE = {kind.name: kind.attribute for kind in TYPES.values() if kind.rule == "scene_attribute"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,25 +370,14 @@ class Balancer:
 
     def _surplus(self, key: Key, answer: str) -> int:
         """How many more times this answer was counted than the opposite: the maximum over a key and its prefixes."""
-        return max(self._imbalance(prefix, answer) for prefix in _prefixes(key))
+        counters = [self.counts.get(prefix, _NO_ANSWERS) for prefix in _prefixes(key)]
+        differences = [counter.get("yes", 0) - counter.get("no", 0) for counter in counters]
+        return max(differences) if answer == "yes" else -min(differences)
 
     def _mean(self, key: Key) -> float:
         """The mean count of the different answers to a question."""
         counter = self.counts.get(key, _NO_ANSWERS)
         return counter.total() / max(2, len(counter))
-
-    def _imbalance(self, key: Key, answer: str) -> int:
-        """How many more times this answer was counted than the opposite one."""
-        counter = self.counts.get(key, _NO_ANSWERS)
-        difference = counter.get("yes", 0) - counter.get("no", 0)
-        return difference if answer == "yes" else -difference
-
-
-def enumerate_questions(truth: GroundTruth) -> list[Question]:
-    """All questions with an unambiguous answer in a scene, in their simplest wording."""
-    keys = [key for kind in TYPES.values() for key in dict.fromkeys(Candidates(truth, kind).find_keys())]
-    found = [(key, truth.find(key)) for key in keys]
-    return [_question(truth, key, answer, None) for key, answer in found if answer is not None]
 
 
 def has_question(truth: GroundTruth) -> bool:
@@ -422,7 +410,7 @@ def ask(
     questions: list[Question] = []
     tries = MAX_TRIES * count
     while weights and len(questions) < count and tries > 0:
-        question_type = _pick(weights, rng)
+        [question_type] = rng.choices([*weights], [*weights.values()])
         pool = pools.get(question_type)
         if pool is None:
             pool = pools[question_type] = Candidates(truth, TYPES[question_type], rng).find_keys()
@@ -436,19 +424,15 @@ def ask(
             pool.pop()
             taken.add(key)  # also after a refusal by the balancer: a key that is listed several times gets one try
             if found is not None and balancer.accepts(key, found.answer, rng):
-                questions.append(_question(truth, key, found, rng))
+                question_id = "/".join(key)
+                text, boxes = random_paraphrase(question_id, rng), truth.boxes(key, found)
+                questions.append(Question(text, found.answer, key[0], key[1], question_id, boxes))
                 break
         else:
             weights[question_type] /= 4  # few questions of this type are accepted now: try other types first
         if not pool:
             del weights[question_type]
     return questions
-
-
-def _question(truth: GroundTruth, key: Key, found: AnswerWithBoxes, rng: random.Random | None) -> Question:
-    question_id = "/".join(key)
-    text = paraphrases_of(question_id)[0] if rng is None else random_paraphrase(question_id, rng)
-    return Question(text, found.answer, key[0], key[1], question_id, truth.boxes(key, found))
 
 
 def rebalance(asked: Sequence[Sequence[Question]]) -> list[list[Question]]:
@@ -477,13 +461,3 @@ def rebalance(asked: Sequence[Sequence[Question]]) -> list[list[Question]]:
             for key in keys:
                 imbalances[key] -= step
     return kept
-
-
-def _pick(weights: dict[str, float], rng: random.Random) -> str:
-    """A random key of `weights`, in proportion to its weight."""
-    point = rng.random() * sum(weights.values())
-    for question_type, weight in weights.items():
-        point -= weight
-        if point < 0:
-            return question_type
-    return next(reversed(weights))

@@ -1,7 +1,8 @@
 """Answers that contradict each other: what a yes implies and excludes, and that ground truth never does."""
 
+from truths import enumerate_questions
+
 from traffic_vlm.data.agreement import exclusions, implications, implied_by
-from traffic_vlm.data.questions import enumerate_questions
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.truth import GroundTruth
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from datasets import Dataset, load_dataset
 from PIL import Image
+from truths import enumerate_questions
 
 from traffic_vlm.common.files import DataError
 from traffic_vlm.data import datasets
@@ -27,7 +28,7 @@ from traffic_vlm.data.datasets import (
     synthetic_rows,
 )
 from traffic_vlm.data.formats import Problems
-from traffic_vlm.data.questions import Balancer, Question, ask, enumerate_questions, rebalance
+from traffic_vlm.data.questions import Balancer, Question, ask, rebalance
 from traffic_vlm.data.scene import Scene, scene_of
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.truth import GroundTruth

@@ -7,7 +7,6 @@ import yaml
 
 from tiny import ROOT
 from traffic_vlm.data.grammar import FILLINGS, TYPES, paraphrases_of, question_rules
-from traffic_vlm.data.questions import SCENE_ATTRIBUTE_OF_TYPE
 from traffic_vlm.data.scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, is_a
 from traffic_vlm.data.truth import MAX_COUNT, NONE
 from traffic_vlm.question_traffic_vlm import END, Rules, question_words
@@ -20,7 +19,8 @@ KINDS = {kind.name: kind for kind, _ in RULES.kinds}
 VALUES = {"light_state": "a color of a traffic light", "color": "a color", "status": "a status", "side": "a side"}
 VALUES |= {"sign_value": "a traffic sign", "closest": "a vehicle", "count": "a number", "facing": "a direction"}
 VALUES = {name: set(KINDS[kind].values) for name, kind in VALUES.items()}
-VALUES |= {name: set(SCENE_ATTRIBUTES[attribute]) for name, attribute in SCENE_ATTRIBUTE_OF_TYPE.items()}
+SCENE_ATTRIBUTE_OF = {kind.name: kind.attribute for kind in TYPES.values() if kind.rule == "scene_attribute"}
+VALUES |= {name: set(SCENE_ATTRIBUTES[attribute]) for name, attribute in SCENE_ATTRIBUTE_OF.items()}
 
 
 FORMS = yaml.safe_load((ROOT / "tests" / "data" / "forms.yaml").read_text("utf-8"))
@@ -81,7 +81,7 @@ def test_every_template_is_one_question_that_is_asked_as_it_stands():
         form, is_dry = RULES.form(text), not is_open and "dry" in text
         asked = text.replace("dry", "wet") if is_dry else text  # not wet
         assert (form.is_yes_no, form.is_negated, form.problem, form.asked) == (not is_open, is_dry, None, asked)
-    for question_type, attribute in SCENE_ATTRIBUTE_OF_TYPE.items():  # a value may be two: "bridge or tunnel"
+    for question_type, attribute in SCENE_ATTRIBUTE_OF.items():  # a value may be two: "bridge or tunnel"
         for value in set(SCENE_ATTRIBUTES[attribute]) - {"other"}:
             for text in paraphrases_of(f"{question_type}/{attribute}/is/{value}"):
                 assert RULES.form(text).is_yes_no, text

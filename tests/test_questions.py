@@ -16,10 +16,11 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from truths import enumerate_questions
 
 from tiny import ROOT
 from traffic_vlm.data.grammar import FILLINGS, MASS_NOUNS, TYPES, paraphrases_of, read_templates
-from traffic_vlm.data.questions import QUESTION_TYPES, Balancer, Question, ask, enumerate_questions
+from traffic_vlm.data.questions import QUESTION_TYPES, Balancer, Question, ask
 from traffic_vlm.data.scene import (
     ATTRIBUTES,
     CLASSES,
@@ -514,13 +515,14 @@ def run_copy(tmp_path):
     def run(code: str, *arguments: str) -> list[str]:
         imports = """
             import random, sys
+            from truths import enumerate_questions
             from traffic_vlm.data.truth import GroundTruth
             from traffic_vlm.data.grammar import question_type_of
-            from traffic_vlm.data.questions import ask, enumerate_questions
+            from traffic_vlm.data.questions import ask
             from traffic_vlm.data.scene import Scene, SceneObject
         """
         command = [sys.executable, "-c", textwrap.dedent(imports) + textwrap.dedent(code), *arguments]
-        environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONHASHSEED": "1"}
+        environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}/tests", "PYTHONHASHSEED": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert not done.returncode, done.stderr
         return done.stdout.splitlines()

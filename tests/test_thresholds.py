@@ -8,12 +8,13 @@ from dataclasses import asdict, replace
 import pandas as pd
 import pytest
 from PIL import Image
+from truths import enumerate_questions
 
 from tiny import yes_no_model
 from traffic_vlm.common.answers import answer_text
 from traffic_vlm.common.files import DataError
 from traffic_vlm.data.grammar import paraphrases_of, question_type_of
-from traffic_vlm.data.questions import QUESTION_TYPES, enumerate_questions
+from traffic_vlm.data.questions import QUESTION_TYPES
 from traffic_vlm.data.scene import SCENE_ATTRIBUTES
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.truth import GroundTruth
