@@ -50,7 +50,8 @@ def augment(
         crops: False keeps the whole image.
         size: (height, width) in pixels to resize the crop to; a crop is enlarged by `MAX_ENLARGED` at most.
     """
-    if rng.random() < mirrored_fraction(scene):
+    has_numbers = any("value" in item.attributes for item in scene.objects)
+    if rng.random() < (MIRRORED_NUMBERS if has_numbers else MIRRORED):
         image, scene = image[:, ::-1], scene.flipped()
     if crops and rng.random() < (CROPPED_RENDERED if scene.source == SYNTHETIC else CROPPED):
         close_up = window_around_largest(scene, rng) if size is None else None  # others must not be enlarged so much
@@ -60,11 +61,6 @@ def augment(
         if rng.random() < chance:
             image, scene = HIDING[name](image, rng), scene.without(*hidden)
     return change_light(image, rng), scene
-
-
-def mirrored_fraction(scene: Scene) -> float:
-    """The fraction of images like this one that are mirrored."""
-    return MIRRORED_NUMBERS if any("value" in item.attributes for item in scene.objects) else MIRRORED
 
 
 def is_large_enough(width: int, height: int, size: tuple[int, int]) -> bool:
@@ -132,11 +128,14 @@ def change_light(image: np.ndarray, rng: np.random.Generator, flaws: float = FLA
     image = cv2.LUT(image, np.rint(255 * tones).astype(np.uint8))
     image = saturate(image, 1 + rng.uniform(-SATURATION, SATURATION))
     if rng.random() < flaws:
-        image = blur(image, rng.uniform(0.3, 1.5))
+        image = cv2.GaussianBlur(image, (0, 0), rng.uniform(0.3, 1.5))
     if rng.random() < flaws:
-        image = add_noise(image, rng.uniform(2, 12), rng)
+        deviation = rng.uniform(2, 12)
+        noise = rng.standard_normal(image.shape, np.float32) * deviation
+        image = (image + noise).clip(0, 255).astype(np.uint8)
     if rng.random() < flaws:
-        image = compress(image, int(rng.integers(25, 90)))
+        _, coded = cv2.imencode(".jpg", image[..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, int(rng.integers(25, 90))))
+        image = np.ascontiguousarray(np.asarray(cv2.imdecode(coded, cv2.IMREAD_COLOR))[..., ::-1])
     return image
 
 
@@ -146,31 +145,15 @@ def saturate(image: np.ndarray, factor: float) -> np.ndarray:
     return cv2.addWeighted(image, factor, gray, 1 - factor, 0)
 
 
-def blur(image: np.ndarray, radius: float) -> np.ndarray:
-    """The image blurred by a Gaussian of this standard deviation in pixels."""
-    return cv2.GaussianBlur(image, (0, 0), radius)
+def darken(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The image with a fraction of its light."""
+    return cv2.LUT(image, np.rint(rng.uniform(0.2, 0.6) * np.arange(256)).astype(np.uint8))
 
 
-def add_noise(image: np.ndarray, deviation: float, rng: np.random.Generator) -> np.ndarray:
-    """The image with Gaussian noise of this standard deviation, of 255."""
-    noise = rng.standard_normal(image.shape, np.float32) * deviation
-    return (image + noise).clip(0, 255).astype(np.uint8)
-
-
-def compress(image: np.ndarray, quality: int) -> np.ndarray:
-    """The image as JPEG of this quality shows it."""
-    _, coded = cv2.imencode(".jpg", image[..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, quality))
-    return np.ascontiguousarray(np.asarray(cv2.imdecode(coded, cv2.IMREAD_COLOR))[..., ::-1])
-
-
-def darken(image: np.ndarray, light: float) -> np.ndarray:
-    """The image with this fraction of its light."""
-    return cv2.LUT(image, np.rint(light * np.arange(256)).astype(np.uint8))
-
-
-def expose(image: np.ndarray, gain: float, offset: float) -> np.ndarray:
-    """The image with tones multiplied by `gain` and shifted by `offset`, clipped at black and white."""
-    return cv2.LUT(image, (np.arange(256) * gain + offset).clip(0, 255).astype(np.uint8))
+def expose(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The image with tones multiplied and shifted, clipped at black and white."""
+    tones = np.arange(256) * rng.uniform(0.65, 1.45) + rng.uniform(-30, 30)
+    return cv2.LUT(image, tones.clip(0, 255).astype(np.uint8))
 
 
 def add_haze(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -191,8 +174,8 @@ def add_rain(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 HIDING = {
-    "darkness": lambda image, rng: darken(image, rng.uniform(0.2, 0.6)),
-    "exposure": lambda image, rng: expose(image, rng.uniform(0.65, 1.45), rng.uniform(-30, 30)),
+    "darkness": darken,
+    "exposure": expose,
     "gray": lambda image, rng: saturate(image, 0),
     "haze": add_haze,
     "rain": add_rain,

@@ -39,15 +39,11 @@ def hash_file(path: Path) -> np.ndarray:
         return np.zeros(64, bool)
 
 
-def near_duplicate_groups(hashes: np.ndarray, max_distance: int = MAX_DISTANCE) -> np.ndarray:
-    """Group [N] of each image, numbered from 0 in the order of their first images.
+def near_duplicate_groups(hashes: np.ndarray) -> np.ndarray:
+    """Group [N] of each image, by bits [N,64] of `difference_hash`; numbered from 0 in the order of first images.
 
     Two images are in one group if a chain of near-duplicates leads from one to the other: the first and the last frame
     of a video may have nothing in common.
-
-    Args:
-        hashes: bits [N,64] of `difference_hash`.
-        max_distance: number of different bits up to which two images are near-duplicates.
     """
     groups = np.full(len(hashes), -1)
     for first in range(len(hashes)):
@@ -56,7 +52,7 @@ def near_duplicate_groups(hashes: np.ndarray, max_distance: int = MAX_DISTANCE) 
         groups[first] = groups.max() + 1
         pending = [first]
         while pending:
-            is_close = (hashes != hashes[pending.pop()]).sum(axis=1) <= max_distance
+            is_close = (hashes != hashes[pending.pop()]).sum(axis=1) <= MAX_DISTANCE
             found = (is_close & (groups < 0)).nonzero()[0]
             groups[found] = groups[first]
             pending += found.tolist()
@@ -67,10 +63,7 @@ def held_back(groups: Iterable[int], folders: Sequence[int], fraction: float, se
     """Indices of about `fraction` of the images of each folder (at least one), sorted: whole groups, drawn at random.
 
     A group that is larger than what is still to be held back of one of its folders is not drawn. If all are, as in a
-    single video, nothing is held back.
-
-    Args:
-        groups, folders: for each image, the number of its group and of its folder.
+    single video, nothing is held back. `groups` and `folders` have a number for each image.
     """
     members: dict[int, list[int]] = {}
     for index, group in enumerate(groups):
@@ -87,19 +80,17 @@ def held_back(groups: Iterable[int], folders: Sequence[int], fraction: float, se
 
 def image_hashes(rows: Any) -> np.ndarray:
     """Bits [N,64] of the images of a `datasets.Dataset`. `datasets` caches them if it was loaded from files."""
-    hashed = rows.select_columns(["image"]).map(_hash_row, remove_columns="image", desc="comparing images")
+    images = rows.select_columns(["image"])
+    hashed = images.map(
+        lambda row: {"bits": difference_hash(to_rgb(row["image"]))}, remove_columns="image", desc="comparing images"
+    )
     return np.array(hashed["bits"][:], dtype=bool).reshape(-1, 64)
-
-
-def _hash_row(row: Any) -> dict[str, np.ndarray]:
-    return {"bits": difference_hash(to_rgb(row["image"]))}
 
 
 def count_repeated(rows: Any, train_rows: Any) -> dict[str, int]:
     """Number of images of each source that are near-duplicates of training images; sources without any are left out.
 
-    Args:
-        rows, train_rows: `datasets.Dataset` with the column "image", and `rows` with "source".
+    Both are a `datasets.Dataset` with the column "image", and `rows` with "source".
     """
     seen = image_hashes(train_rows)
     pairs = zip(rows.select_columns(["source"]), image_hashes(rows))
@@ -108,14 +99,10 @@ def count_repeated(rows: Any, train_rows: Any) -> dict[str, int]:
 
 
 def split_rows(datasets: Sequence[Any], fraction: float, seed: int = 0) -> tuple[list[Any], list[Any], int]:
-    """Hold back `fraction` of the rows of each dataset, without near-duplicates among those that stay in any of them.
+    """(rows that stay, `fraction` of each dataset that is held back, number of these that may have near-duplicates).
 
-    Args:
-        datasets: each a `datasets.Dataset` with the column "image" and at least two rows.
-
-    Returns:
-        The rows that stay, the rows that are held back, and how many of these may have near-duplicates among the rows
-        that stay: those of datasets without a group small enough to hold back, whose rows are drawn one by one.
+    Rows may have near-duplicates among those that stay if their dataset has no group that is small enough to hold
+    back: they are drawn one by one. Each is a `datasets.Dataset` with the column "image" and at least two rows.
     """
     folders = [number for number, rows in enumerate(datasets) for _ in range(len(rows))]
     groups = near_duplicate_groups(np.concatenate([image_hashes(rows) for rows in datasets]))
