@@ -17,7 +17,6 @@ import json
 import os
 import random
 import re
-import signal
 import sys
 import tempfile
 import uuid
@@ -36,8 +35,9 @@ from PIL import Image as PILImage
 
 from ..common.files import DataError, new_folder
 from ..common.image_files import open_image, select_files
-from .formats import Problems, Record, load_mapping, read_source
+from .formats import Problems, Record, read_source
 from .formats.drafting import draft_mapping
+from .formats.mapping import load_mapping
 from .formats.reading import Folder, parse_text, reading, split_lines
 from .formats.scene_labels import read_scene_labels, with_scene_labels
 from .formats.split import find_by_name, index_files, plain_name
@@ -156,7 +156,7 @@ def make_dataset(options: DatasetOptions) -> dict[str, Any]:
                 make_rows,
                 features=Features({**FEATURES, "problem": Value("string")}),
                 cache_dir=cache,
-                gen_kwargs={"blocks": blocks, "options": options, "parent": os.getpid()},
+                gen_kwargs={"blocks": blocks, "options": options},
                 num_proc=min(options.num_workers, len(blocks)),
                 fingerprint=uuid.uuid4().hex,  # by default a hash of all scenes
             )
@@ -288,12 +288,8 @@ def add_groups(records: Sequence[Record]) -> list[Record]:
     return [record if record.group else replace(record, group=f"like {next(names)}") for record in records]
 
 
-def make_rows(
-    blocks: Sequence[tuple[int, Sequence[Item]]], options: DatasetOptions, parent: int
-) -> Iterator[dict[str, Any]]:
+def make_rows(blocks: Sequence[tuple[int, Sequence[Item]]], options: DatasetOptions) -> Iterator[dict[str, Any]]:
     """Yield rows of FEATURES and "problem", why a row is left out or "". A block is (index of first image, images)."""
-    if os.getpid() != parent:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # Ctrl-C: no traceback of each worker
     for first, items in blocks:
         rng = random.Random(f"{options.seed}/{first // BLOCK}")
         balancer, loaded, asked = Balancer(), [], []

@@ -14,9 +14,9 @@ from PIL import Image
 
 from tiny import ROOT
 from traffic_vlm.common.files import DataError
-from traffic_vlm.data.formats import Problems, Record, load_mapping, read_source
+from traffic_vlm.data.formats import Problems, Record, read_source
 from traffic_vlm.data.formats.drafting import draft_mapping
-from traffic_vlm.data.formats.mapping import LAYOUTS, SHIPPED, SourceMapping
+from traffic_vlm.data.formats.mapping import LAYOUTS, SHIPPED, SourceMapping, load_mapping
 from traffic_vlm.data.formats.reading import Folder
 from traffic_vlm.data.scene import CLASSES, SceneObject
 from traffic_vlm.images_traffic_vlm import to_rgb
@@ -120,7 +120,7 @@ def source(folder: Path, format: str, files: dict[str, Any] | None = None, /, **
 
 def read(folder: Path, mapping: SourceMapping, split: str = "train") -> tuple[list[Record], Problems]:
     problems = Problems()
-    return list(read_source(folder, mapping, split, problems)), problems
+    return read_source(Folder(folder), mapping, split, problems), problems
 
 
 def boxed(category: str, *box: float, **more: Any) -> SceneObject:
@@ -314,7 +314,7 @@ def test_splits_select_images_and_patterns_give_scene_attributes(tmp_path):
     b1, day = ("b1.jpg", {}), {"time of day": "day"}
     assert found == {"train": [b1], "dev": [("a.jpg", day), ("a2.jpg", day | {"weather": "rainy"})], "val": [b1]}
     with pytest.raises(DataError, match="no split 'test'; it has train, dev, val"):
-        read_source(tmp_path, mapping, "test")
+        read(tmp_path, mapping, "test")
     assert len(read(tmp_path, replace(mapping, unlabeled="empty"), "dev")[0]) == 1
     write(tmp_path, {"val.txt": None})
     assert "val.txt: cannot be read" in read(tmp_path, mapping, "val")[1].messages[0]
@@ -558,7 +558,7 @@ def test_the_classes_and_splits_of_a_folder_are_drafted(tmp_path, format):
     write(tmp_path, images | LABELS[format])
     folder = CountingFolder(tmp_path)
     mapping, _ = draft_mapping(folder, tmp_path / "draft.json")
-    assert read_source(folder, mapping) and set(folder.opened.values()) == {1}
+    assert read_source(folder, mapping, "train", Problems()) and set(folder.opened.values()) == {1}
     walked = ["images/train", "labels/train"] if format == "yolo" else ["."]
     assert [path.relative_to(tmp_path).as_posix() for path in folder.walked] == walked
     assert mapping.format == format and mapping.exhaustive == {"car", "motorcycle"}

@@ -17,7 +17,9 @@ from hypothesis.extra import numpy as st_numpy
 from PIL import Image
 
 from traffic_vlm.common.files import DataError
-from traffic_vlm.data.formats import Problems, load_mapping, read_source
+from traffic_vlm.data.formats import Problems, read_source
+from traffic_vlm.data.formats.mapping import load_mapping
+from traffic_vlm.data.formats.reading import Folder
 from traffic_vlm.data.questions import ask
 from traffic_vlm.data.truth import GroundTruth
 
@@ -235,7 +237,7 @@ def test_annotations(files, random):
             (folder / file).write_bytes(content)
         mapping = result_of(load_mapping, folder / "mapping.json", errors=DataError)
         if mapping is not None and "train" in mapping.splits:
-            records = result_of(lambda: list(read_source(folder, mapping, "train", problems)), errors=DataError)
+            records = result_of(read_source, Folder(folder), mapping, "train", problems, errors=DataError)
             assert records is None or records or problems.counts
             for record in records or []:
                 ask(GroundTruth(record.scene), random, 8)

@@ -6,11 +6,9 @@ The module of each format has two functions: `list_images` yields the images of 
 labels of one image to a `SceneBuilder`.
 """
 
-from pathlib import Path
-
 from ...common.files import DataError
 from . import bdd100k, coco, kitti, masks, voc, yolo
-from .mapping import SourceMapping, load_mapping
+from .mapping import SourceMapping
 from .reading import Folder, Unusable
 from .scene_builder import Record, SceneBuilder
 from .split import Problems, Split
@@ -19,24 +17,12 @@ from .split import Problems, Split
 READERS = {"coco": coco, "yolo": yolo, "voc": voc, "kitti": kitti, "bdd100k": bdd100k, "masks": masks}
 
 
-def read_source(
-    folder: Folder | str | Path,
-    mapping: SourceMapping | str | Path,
-    split: str = "train",
-    problems: Problems | None = None,
-) -> list[Record]:
-    """Records of one split of a source, in the order of its annotations.
-
-    Args:
-        mapping: a mapping, the path of its file, or the name of one in `data/formats/mappings`.
-        problems: collects what is wrong with the input; without it, bad input is skipped silently.
+def read_source(folder: Folder, mapping: SourceMapping, split: str, problems: Problems) -> list[Record]:
+    """Records of one split of a source, in the order of its annotations. `problems` gets what is wrong with the input.
 
     Raises:
-        DataError: there is no such split, or the mapping is invalid.
+        DataError: there is no such split.
     """
-    mapping = mapping if isinstance(mapping, SourceMapping) else load_mapping(mapping)
-    folder = folder if isinstance(folder, Folder) else Folder(folder)
-    problems = Problems() if problems is None else problems
     if split not in mapping.splits:
         raise DataError(f"source {mapping.name!r} has no split {split!r}; it has {', '.join(mapping.splits)}")
     reader, records = READERS[mapping.format], list[Record]()
