@@ -39,6 +39,7 @@ VALUES = {
     "state": {"from": "trafficLightColor", "values": {"G": "green", "NA": None}},
 }
 EXHAUSTIVE = frozenset({"car", "motorcycle", "pedestrian", "vehicle"})
+MASK_CLASSES = [{"id": i, "name": name} for i, name in enumerate(["void", "Car", "man", "bench", "motor bike"])]
 SIZE, BOX = (280, 140), [0, 0, 280, 140]
 BOM = b"\xef\xbb\xbf"
 NFC, NFD = "\u00e9", "e\u0301"  # two ways to write é in the name of a file
@@ -109,11 +110,12 @@ def source(folder: Path, format: str, files: dict[str, Any] | None = None, /, **
     """Write a source with the image a.jpg, its label file, other files, and a mapping; return the mapping."""
     layout = {key: key for key in LAYOUTS[format]}
     layout |= {"annotations": "labels.json"} if format in ("coco", "bdd100k") else {}
+    layout |= {"classes": "classes.json"} if format == "masks" else {}
     raw = {"name": "test", "format": format, "splits": {"train": layout}, "classes": MEANINGS}
-    raw |= {"names": ["void", "Car", "man"]} if format == "masks" else {}
     raw |= {"exhaustive": sorted(EXHAUSTIVE)} | ({"values": VALUES} if format == "bdd100k" else {}) | keys
     written = {"images/a.jpg": SIZE, "mapping.json": {key: value for key, value in raw.items() if value is not None}}
     written |= {"classes.txt": "\n".join(NAMES)} if format == "yolo" else {}
+    written |= {"classes.json": {"categories": MASK_CLASSES}} if format == "masks" else {}
     write(folder, written | dict([FILES[format]]) | (files or {}))
     return load_mapping(folder / "mapping.json")
 
@@ -269,11 +271,8 @@ def test_sizes_of_masks(tmp_path):
     mask[20:35, 40:80] = 1  # rows 2 and half of 3, columns 2 and 3 of patches of 20 × 10
     mask[139, 279] = 2  # too small to be present
     mask[0, :5] = 4  # too small to be sure
-    splits = {"train": {"images": "images", "masks": "masks", "classes": "classes.json"}}
-    ids = {"categories": [{"id": 3, "name": "bench"}, {"id": 4, "name": "motor bike"}]}
     presence = {"absent": 0.5, "present": 2.5, "at": [140, 70]}  # 2 and 10 pixels in this mask
-    files = {"masks/a.png": mask, "classes.json": ids}
-    mapping = source(tmp_path, "masks", files, splits=splits, presence=presence)
+    mapping = source(tmp_path, "masks", {"masks/a.png": mask}, presence=presence)
     [record], problems = read(tmp_path, mapping)
     coverage = np.zeros((2, 14, 14))
     coverage[0, 2, 2:4], coverage[0, 3, 2:4], coverage[1, 0, 0] = 1.0, 0.5, 5 / 200
@@ -694,7 +693,7 @@ def test_meanings_of_classes(tmp_path):
 def test_shipped_mappings_are_valid():
     mappings = [load_mapping(name) for name in SHIPPED]
     for name, mapping in zip(SHIPPED, mappings):
-        assert mapping.name == name and all(mapping.find(class_name) for class_name in mapping.names)
+        assert mapping.name == name
         assert json.loads((ROOT / f"data/formats/mappings/{name}.json").read_text())["license"]
     with pytest.raises(DataError, match=r"no_such\.json: cannot be read.* shipped mappings are .*bdd100k"):
         load_mapping("no_such")

@@ -19,9 +19,9 @@ from .reading import parse_text, reading
 
 MAPPINGS = Path(__file__).parent / "mappings"
 SHIPPED = sorted(path.stem for path in MAPPINGS.glob("*.json"))
-# Required keys of a split; "yolo" and "masks" may also have the file "classes"
+# Required keys of a split; "yolo" may also have the file "classes"
 BOXES = {"coco": "annotations", "yolo": "labels", "voc": "annotations", "kitti": "labels", "bdd100k": "annotations"}
-LAYOUTS = {format: {"images", key} for format, key in (BOXES | {"masks": "masks"}).items()}
+LAYOUTS = {format: {"images", key} for format, key in BOXES.items()} | {"masks": {"images", "masks", "classes"}}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,6 @@ class SourceMapping:
     scene_attributes_of: dict[str, dict[str, str]] = field(default_factory=dict)  # by pattern of image paths
     # {scene attribute or attribute: {"from": key, "values": {value of the source: ours or null}}}, for bdd100k
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
-    names: tuple[str, ...] = ()  # class names in the order of their ids, if no file of the source lists them
     # {"absent": pixels, "present": pixels, "at": [width, height]}: the minimum size of a mask
     presence: dict[str, Any] = field(default_factory=lambda: {"absent": 0, "present": 0, "at": [1, 1]})
     group: str = ""  # key of an image's entry that names its camera or drive, for coco
@@ -102,8 +101,7 @@ def parse_mapping(raw: dict[str, Any]) -> SourceMapping:
     for category, attributes in mapping.attributed.items():
         _check(f"attributed of {category!r}", attributes, ATTRIBUTES)
     attributed = {category: frozenset(names) for category, names in mapping.attributed.items()}
-    exhaustive, names = frozenset(mapping.exhaustive), tuple(map(str, mapping.names))
-    return replace(mapping, classes=classes, exhaustive=exhaustive, attributed=attributed, names=names)
+    return replace(mapping, classes=classes, exhaustive=frozenset(mapping.exhaustive), attributed=attributed)
 
 
 def _parse_class(name: str, entry: Any, exhaustive: Iterable[str]) -> ClassMapping:

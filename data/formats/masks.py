@@ -1,4 +1,4 @@
-"""Semantic masks: an image of class ids for each image."""
+"""Semantic masks: an image of class ids for each image, and {"categories": [{"id", "name"}]} in the file "classes"."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +20,8 @@ IGNORED = 255  # "void", "ignore": pixels without a label, in most data sets
 
 def list_images(split: Split) -> Iterator[ImageEntry]:
     """Images; the annotation is (path of the mask, {id: class name})."""
-    names: dict[Any, str] = dict(enumerate(split.mapping.names))
-    if "classes" in split.layout:
-        [categories] = split.records("classes", "categories")
-        names |= {to_key(entry.get("id")): str(entry.get("name")) for _, entry in categories}
+    [categories] = split.records("classes", "categories")
+    names = {to_key(entry.get("id")): str(entry.get("name")) for _, entry in categories}
     for name, where, path in split.pairs("masks", ".png", ".bmp", ".tif", ".tiff"):
         yield name, where, (path, names)
 

@@ -31,8 +31,7 @@ def list_images(split: Split) -> Iterator[ImageEntry]:
     files = [split.folder.root / name for name in NAME_FILES] + [split.paths["labels"] / "classes.txt"]
     files = [split.paths["classes"]] if "classes" in split.paths else files
     path = next((path for path in files if path.is_file()), files[0])
-    given = {"names": dict(enumerate(split.mapping.names))}
-    data = read_data(path, split.folder) if path.is_file() or not split.mapping.names else given
+    data = read_data(path, split.folder)
     for name, where, labels in split.pairs("labels", ".txt"):
         yield name, where, (labels, data)
 
