@@ -35,7 +35,7 @@ def hash_file(path: Path) -> np.ndarray:
     try:
         with Image.open(path) as image:
             return difference_hash(image)
-    except OSError:
+    except Exception:  # Pillow raises almost any error on damaged bytes
         return np.zeros(64, bool)
 
 
