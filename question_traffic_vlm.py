@@ -187,7 +187,8 @@ def _without_instruction(text: str) -> tuple[str, bool]:
 
 def _count_questions(text: str) -> int:
     """The number of questions in a text: 2 for "Is there a car? Is it snowing?" and "Is there a car, and where?"."""
-    text = _AND_ASKS.sub("; ", text.casefold().translate(_NO_APOSTROPHES))
+    text = re.sub(r"[^\S\n]+", " ", text.casefold().translate(_NO_APOSTROPHES))
+    text = _AND_ASKS.sub("; ", text)
     first, *rest = _SEPARATOR.split(text)  # clause, separator, clause, ...
     count = int(_QUESTION.match(_without_lead_in(first)) is not None)
     for separator, clause in zip(rest[::2], map(_without_lead_in, rest[1::2])):
@@ -198,7 +199,7 @@ def _count_questions(text: str) -> int:
 
 
 def _without_lead_in(clause: str) -> str:
-    return clause[_LEAD_IN.match(clause).end() :]  # type: ignore[union-attr]
+    return _LEAD_IN.sub("", clause, count=1)  # it matches at the start, if only the empty text
 
 
 def _asks_yes_no(simple: str) -> bool:
