@@ -81,20 +81,20 @@ _AUXILIARIES = _BE | frozenset("am do does did has have had can could will would
 _NEGATED_AUXILIARIES = frozenset(word + "nt" for word in _AUXILIARIES) | {"cant", "wont"}
 _AUXILIARY = rf"(?:{'|'.join(sorted(_AUXILIARIES | _NEGATED_AUXILIARIES))})\b"
 _WH = r"(?:what|which|who|whom|whose|whereabouts|where|when|why|how)(?:s|re|d|ll)?\b"
-_CONDITION = rf"when (?!{_AUXILIARY})"  # "When it is dark, are the lights on?"
-# What says nothing about the answer: "so, could you tell me", "I would like to know".
+_CONDITION = rf"when\b(?! {_AUXILIARY})"  # "When it is dark, are the lights on?"
+# What says nothing about the answer: "so, could you tell me", "I would like to know", "do you see" before "what".
 _LEAD_IN = re.compile(
     r"(?:\s*(?:please|and|so|now|okay|ok|also|but|then|well|or|just"
-    r"|(?:(?:can|could|would|will) you |id? (?:(?:want|need|would|like) )*to |let (?:me|us) )?"
-    r"(?:please )?(?:say|tell|answer|know|check|show)(?: (?:me|us|please))*)\b)*\s*"
+    rf"|(?:{_AUXILIARY} you |id? (?:(?:want|need|would|like) )*to |let (?:me|us) )?(?:please )?"
+    rf"(?:(?:say|tell|answer|know|check|show)(?: (?:me|us|please))*|(?:see|look)(?=(?: \w+)? {_WH})))\b)*\s*"
 )
 _REQUEST = re.compile(
-    r"(?:find|give)\b|(?:(?:can|could|would|will) you )?(?:please )?(?:describe|list|name|count|explain|identify"
-    r"|predict|select|choose|determine|estimate|summarize|read|specify|classify|categorize|caption|compare|locate)\b"
+    rf"(?:find|give)\b|(?:{_AUXILIARY} you )?(?:please )?(?:describe|list|name|count|explain|identify|predict|select"
+    r"|choose|determine|estimate|summarize|read|specify|classify|categorize|caption|compare|locate)\b"
 )
 # "What color is it?", "In this image how many cars are there?", "The parked car is in what lane?"
 _ASKS_FOR_WORDS = re.compile(
-    rf"(?!{_CONDITION}){_WH}(?! about\b)"
+    rf"{_WH}(?! about\b)"
     rf"|(?:in|on|at|from|to|of|for|by|with|near|within)\b(?: (?!{_AUXILIARY})\w+)*? {_WH}"
     rf"|.* {_WH}(?: \w+)?$"
 )
@@ -211,12 +211,14 @@ def _asks_yes_no(simple: str) -> bool:
     text = simple.casefold()
     if _FOR_WORDS.fullmatch(text):
         return False
-    for clause in map(_without_lead_in, _SEPARATOR.split(text)[::2]):
+    clauses = [_without_lead_in(clause) for clause in _SEPARATOR.split(text)[::2] if clause.strip()]
+    for clause in clauses:
         if _REQUEST.match(clause):
             return False
         if re.match(_AUXILIARY, clause):
             return True
-        if _ASKS_FOR_WORDS.match(clause):
+        is_condition = len(clauses) > 1 and re.match(_CONDITION, clause)
+        if _ASKS_FOR_WORDS.match(clause) and not is_condition:
             return False
     return True
 
