@@ -40,15 +40,16 @@ from traffic_vlm.training.auxiliary.presence import (
     REGIONS,
     PresenceLoss,
     QueryHead,
+    load_training_head,
     patch_targets,
     region_targets,
     save_training_head,
     targets,
 )
-from traffic_vlm.training.auxiliary.tower import TowerModel, answer_presence, load_tower_model
+from traffic_vlm.training.auxiliary.tower import TowerModel, answer_presence
 from traffic_vlm.training.collator import Prepared, TrafficCollator
 from traffic_vlm.training.drawing import Drawing, draw_chances, mixed_weight
-from traffic_vlm.training.model import add_parts
+from traffic_vlm.training.model import add_parts, load_tower
 from traffic_vlm.training.options import TrainOptions
 from traffic_vlm.training.rows import open_datasets
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
@@ -317,6 +318,10 @@ def test_the_loss_balances_yes_and_no_within_each_source_and_ignores_unknown():
 
 def loss_of(model, batch, mixed=1.0):
     return model(**batch | {"mixed": mixed})["loss"]
+
+
+def load_tower_model(folder):
+    return TowerModel(load_tower(folder), load_training_head(folder))
 
 
 def tiny_tower():

@@ -21,14 +21,12 @@ from ...evaluation import markdown
 from ...evaluation.metrics import auc, balanced_accuracy, by_group
 from ...images_traffic_vlm import to_rgb
 from ...vision_traffic_vlm import TrafficVLMBatchNorm2d
-from ..model import load_tower
 from .losses import LOSSES, ForwardPass
 from .presence import (
     CATEGORIES,
     REGIONS,
     PresenceLoss,
     QueryHead,
-    load_training_head,
     region_targets,
     save_training_head,
 )
@@ -129,11 +127,3 @@ def predict_presence(model: TowerModel, rows: Any, size: int, batch_size: int = 
         pixels = np.stack([resize(np.asarray(to_rgb(image)), (size, size)) for image in batch["image"]])
         found.append(model.presence(torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2)).cpu().numpy())
     return np.concatenate(found)
-
-
-def load_tower_model(name: str) -> TowerModel:
-    """The tower of a folder with its query head. Raises a ValueError if there is no head."""
-    head = load_training_head(name)
-    if head is None:
-        raise ValueError(f"{name} has no query head")
-    return TowerModel(load_tower(name), head)
