@@ -38,6 +38,12 @@ THREADS = 4  # open the images of an actor
 # Options that all labels of a folder share.
 SHARED = ("answer_untaught", "bf16", "column", "describe", "image_size", "key_column", "locate", "min_score", "region")
 KINDS = {"image": tuple(IMAGE_SUFFIXES), "tar": (".tar", ".tar.gz", ".tgz"), "parquet": (".parquet",)}
+OBJECT = {
+    "label": pa.string(),
+    "score": pa.float32(),
+    "box": pa.list_(pa.float32()),
+    "point": pa.list_(pa.float32()),
+}
 SCHEMA = pa.schema(
     {
         "key": pa.string(),
@@ -48,7 +54,7 @@ SCHEMA = pa.schema(
         "problem": pa.string(),  # of the image or of the answer
         # Null without --thresholds, --locate and --describe, and if the image has a problem.
         "not_sure": pa.bool_(),
-        "objects": pa.list_(pa.struct({"label": pa.string(), "score": pa.float32(), "box": pa.list_(pa.float32())})),
+        "objects": pa.list_(pa.struct(OBJECT)),
         "caption": pa.string(),
         # Of a block; not written.
         "file": pa.string(),
@@ -90,12 +96,14 @@ def list_files(source: str) -> tuple[str, list[str], str]:
         source: a path or a URL of a folder or a file, or a local list.txt with the path of an image in each line.
 
     Raises:
-        DataError: no such files, or files of several kinds.
+        DataError: no such files, files of several kinds, or an empty list.
     """
     fs, path = open_url(source)
     if path.endswith(".txt") and os.path.isfile(path):
         lines = decode_text(Path(path).read_bytes()).splitlines()
         names = [os.path.join(os.path.dirname(path), line.strip()) for line in lines if line.strip()]
+        if not names:
+            raise DataError(f"{source} lists no image")
         return "image", list(dict.fromkeys(names)), ""
     [info] = fs.get_file_info([path])
     found = [info] if info.is_file else fs.get_file_info(FileSelector(path, allow_not_found=True, recursive=True))

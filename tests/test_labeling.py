@@ -119,8 +119,9 @@ def test_objects_and_captions_are_those_of_the_pipeline_and_each_image_is_encode
     assert passes == [1, 1] and b["objects"] is b["caption"] is None  # batches of two
     assert (c["objects"], c["caption"]) == (again["objects"], again["caption"])
     for path, row in ((paths[0], a), (paths[2], c)):
-        boxes = [pytest.approx(found["box"], abs=0.2) for found in labeler.pipe.locate(path, "car")]
-        assert boxes and [found["box"] for found in row["objects"]] == boxes
+        for name in ("box", "point"):
+            expected = [pytest.approx(found[name], abs=0.2) for found in labeler.pipe.locate(path, "car")]
+            assert expected and [found[name] for found in row["objects"]] == expected
         assert row["caption"] == labeler.pipe.describe(path)["caption"]
     assert check_questions(asked)["locate"] == ["car"]
     with pytest.raises(ValueError, match="locate knows: bus, car; got 'zebra'"):
@@ -173,10 +174,12 @@ def test_other_files_are_left_out_and_counted(tmp_path):
 
 def test_input_that_cannot_be_labeled_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "list.txt").write_text("\n \n")
     write_tar(write_images(tmp_path / "mixed", {"a.png": b""}) / "b.tar")
     for source, message in {
         str(tmp_path / "missing"): "missing: must hold images",
         str(tmp_path / "empty"): "must hold images, .*; found none",
+        str(tmp_path / "list.txt"): "list.txt lists no image",
         str(tmp_path / "mixed"): "found 1 of kind image, 1 of kind tar",
         "carrier-pigeon://a": "Unrecognized filesystem",
     }.items():

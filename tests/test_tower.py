@@ -48,7 +48,7 @@ from traffic_vlm.training.auxiliary.presence import (
 )
 from traffic_vlm.training.auxiliary.tower import TowerModel, answer_presence
 from traffic_vlm.training.collator import Prepared, TrafficCollator
-from traffic_vlm.training.drawing import Drawing, draw_chances, mixed_weight
+from traffic_vlm.training.drawing import Drawing, draw_chances
 from traffic_vlm.training.model import add_parts, load_tower
 from traffic_vlm.training.options import TrainOptions
 from traffic_vlm.training.rows import open_datasets
@@ -226,7 +226,7 @@ def batches_of(rows, steps, sides=(SIDE,), seed=0, pictures=2, **fields):
 
 
 def test_augmentation_moves_objects_and_targets_together_and_depends_only_on_the_step(rows):
-    batches, found = batches_of(rows.select([1] * 8), 40, (SIDE, 320), vary_aspect=True), 0
+    batches, found = batches_of(rows.select([1] * 8), 40, (SIDE, 320)), 0
     for batch in map(batches, range(40)):
         height, width = batch["pixel_values"].shape[2:]
         presence = batch["targets"]["presence"]
@@ -238,23 +238,20 @@ def test_augmentation_moves_objects_and_targets_together_and_depends_only_on_the
                 found += 1
                 assert brightness[patch == 1].max() > brightness[patch == 0].max()
     assert found > 30
-    again = batches_of(rows.select([1] * 8), 40, (SIDE, 320), vary_aspect=True)(39)
+    again = batches_of(rows.select([1] * 8), 40, (SIDE, 320))(39)
     torch.testing.assert_close(again, batch, rtol=0, atol=0)
     assert presence["source"].tolist() == [1, 1]
     assert not torch.equal(batches(0)["pixel_values"], batch["pixel_values"])
 
 
 def test_a_batch_has_one_size_and_about_the_pixels_of_the_default_one(rows):
-    options = TrainOptions("start", sizes=[256, 352, 448], size_weights=[60, 25, 15], vary_aspect=True)
+    options = TrainOptions("start", sizes=[256, 352, 448], size_weights=[60, 25, 15])
     drawing, rng = Drawing([rows], options, 256, 32, 1000), np.random.default_rng(0)
     drawn = np.array([drawing.batch_size(step, rng) for step in range(1000)])
-    count, height, width = drawn[:900].T
-    assert not (drawn[:, 1:] % 32).any() and (drawn[900:] == (32, 256, 256)).all()
-    assert 0.9 < (count * height * width).mean() / (32 * 256 * 256) < 1.1
-    aspect = width / height
-    assert 0.65 < aspect.min() < 0.8 and 1.7 < aspect.max() < 2.0
-    area = height * width
-    assert abs((area < 300**2).mean() - 0.6) < 0.05 and abs((area > 400**2).mean() - 0.15) < 0.04
+    count, side = drawn[:900].T
+    assert (drawn[900:] == (32, 256)).all() and set(side) == {256, 352, 448}
+    assert 0.9 < (count * side**2).mean() / (32 * 256 * 256) < 1.1
+    assert abs((side == 256).mean() - 0.6) < 0.05 and abs((side == 448).mean() - 0.15) < 0.04
 
 
 def test_a_camera_counts_with_the_square_root_of_its_pictures_and_no_picture_is_drawn_more_than_twelve_times():
@@ -316,8 +313,8 @@ def test_the_loss_balances_yes_and_no_within_each_source_and_ignores_unknown():
 # Training
 
 
-def loss_of(model, batch, mixed=1.0):
-    return model(**batch | {"mixed": mixed})["loss"]
+def loss_of(model, batch):
+    return model(**batch)["loss"]
 
 
 def load_tower_model(folder):
@@ -421,7 +418,7 @@ def new_tower(start, dataset, tmp_path_factory):
 
 
 def test_a_tower_alone_has_the_losses_of_a_short_loop(new_tower, rows, tmp_path):
-    """Draws, mixtures, moments, clipping, and a decay of matrices and kernels alone."""
+    """Draws, moments, clipping, and a decay of matrices and kernels alone."""
     train, _ = new_tower
     train(tmp_path, f"--max_steps 4 --save_steps 4 --seed 5 --learning_rate 0.01 {NO_EVAL}")
     losses, batches = [], batches_of(rows, 4, (256, 288), seed=5, pictures=4)
@@ -431,16 +428,15 @@ def test_a_tower_alone_has_the_losses_of_a_short_loop(new_tower, rows, tmp_path)
         {"params": [one for one in model.parameters() if (one.ndim > 1) == decays], "weight_decay": 0.05 * decays}
         for decays in (True, False)
     ]
-    optimizer, mixed = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.98)), [mixed_weight(5, i, 4) for i in range(4)]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.98))
     for step in range(4):
-        loss = loss_of(model, batches(step), mixed[step])
+        loss = loss_of(model, batches(step))
         losses.append(loss.item())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
     assert [entry["loss"] for entry in history(tmp_path)] == pytest.approx(losses, rel=1e-3)
-    assert mixed[3] == 1 and min(mixed) < 1
     last = load_file(tmp_path / "checkpoint-4" / "model.safetensors")
     torch.testing.assert_close(
         last["training_head.head.bias"], model.training_head["head"].bias.detach(), rtol=1e-3, atol=1e-5

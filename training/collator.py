@@ -81,7 +81,7 @@ class TrafficCollator:
         if not self.questions_per_image:
             images = [self.augmented(row) for row in rows]
             pixels = torch.from_numpy(np.stack([item.image for item in images]))
-            return self.add_targets(images, {"pixel_values": pixels.permute(0, 3, 1, 2), "mixed": rows[0]["mixed"]})
+            return self.add_targets(images, {"pixel_values": pixels.permute(0, 3, 1, 2)})
         if self.rng is None:
             worker = torch.utils.data.get_worker_info()
             self.rng = random.Random(f"{self.seed}/{self.epoch}/{0 if worker is None else worker.seed}")

@@ -1,11 +1,10 @@
-"""Drawing of pictures for the tower alone: how often each one is drawn, the size of each batch, and mixtures.
+"""Drawing of pictures for the tower alone: how often each one is drawn, and the size of each batch.
 
 Pictures of one camera resemble each other, so a camera counts with the square root of its pictures, and so does a
 source. All pictures of a batch have one size, and fewer of them are in a batch of a larger size, so that every step
 takes the same time. Small pictures are not drawn for large sizes: `augment` enlarges none by more than `MAX_ENLARGED`.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,11 +18,7 @@ from .options import TrainOptions
 
 
 MAX_DRAWS = 12  # of one picture in a run, on average
-ASPECTS = (0.75, 1.8)  # width / height of a batch
-STEP = 32  # sides of a batch are multiples, in pixels
 LAST_FRACTION = 0.1  # of the steps: the last ones, whose batches have the default size
-MIXUP = 0.4  # both parameters of the beta distribution of an image's weight in a mixture
-MIXUP_FRACTION = 0.6  # fraction of the run with mixed images
 
 
 def draw_chances(groups: Sequence[Sequence[str]], weights: Sequence[float], draws: int) -> np.ndarray:
@@ -51,7 +46,7 @@ class Drawing(torch.utils.data.Dataset):
     """Rows of photographs, drawn in batches. Any process, and a resumed run, draws the same rows for a step.
 
     The indices `step` × `pictures` and the following ones are the batch of a step. Each row also has the `size`
-    (height, width) of its batch, the random generator `rng` of its step, and its `mixed_weight`.
+    (height, width) of its batch, and the random generator `rng` of its step.
 
     Args:
         parts: rows of each source, with the columns "scene" and "group".
@@ -75,32 +70,17 @@ class Drawing(torch.utils.data.Dataset):
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         step = indices[0] // self.pictures
         rng = np.random.default_rng([self.seed, step])
-        count, height, width = self.batch_size(step, rng)
-        chances = self.chances * [is_large_enough(*stored, (height, width)) for stored in self.stored]
+        count, side = self.batch_size(step, rng)
+        chances = self.chances * [is_large_enough(*stored, (side, side)) for stored in self.stored]
         if not chances.any():
-            raise ValueError(f"no picture is large enough for {height} × {width} pixels; leave out this size")
+            raise ValueError(f"no picture is large enough for {side} × {side} pixels; leave out this size")
         drawn = rng.choice(len(chances), count, p=chances / chances.sum())
-        shared = {"size": (height, width), "rng": rng, "mixed": mixed_weight(self.seed, step, self.steps)}
-        return [self.rows[int(index)] | shared for index in drawn]
+        return [self.rows[int(index)] | {"size": (side, side), "rng": rng} for index in drawn]
 
-    def batch_size(self, step: int, rng: np.random.Generator) -> tuple[int, int, int]:
-        """(number of pictures, height, width) of the batch of a step."""
+    def batch_size(self, step: int, rng: np.random.Generator) -> tuple[int, int]:
+        """(number of pictures, side in pixels) of the batch of a step."""
         if step >= (1 - LAST_FRACTION) * self.steps:
-            return self.pictures, self.default, self.default
+            return self.pictures, self.default
         sizes = self.options.weighted_sizes or {self.default: 1.0}
-        side = rng.choice([*sizes], p=np.array([*sizes.values()]) / sum(sizes.values()))
-        low, high = map(math.log, ASPECTS)
-        aspect = math.exp(rng.uniform(low, high)) if self.options.vary_aspect else 1.0
-        height, width = (STEP * round(length / STEP) for length in (side / aspect**0.5, side * aspect**0.5))
-        return max(1, round(self.pictures * self.default**2 / (height * width))), height, width
-
-
-def mixed_weight(seed: int, step: int, steps: int) -> float:
-    """The weight of each image in a mixture with its neighbor in the batch of a step (mixup); 1 mixes nothing.
-
-    In half of the steps images are mixed, or sources with a few hundred images would be learned by heart; the last
-    images of the run are not mixed.
-    """
-    rng = np.random.default_rng([seed, step])
-    is_mixed = step < MIXUP_FRACTION * steps and rng.random() >= 0.5
-    return float(rng.beta(MIXUP, MIXUP)) if is_mixed else 1.0
+        side = int(rng.choice([*sizes], p=np.array([*sizes.values()]) / sum(sizes.values())))
+        return max(1, round(self.pictures * (self.default / side) ** 2)), side

@@ -62,7 +62,6 @@ class TrainOptions:
         [], "sides of the images in pixels, one drawn for each step; the last tenth of a tower: --image_size"
     )
     size_weights: list[float] = option([], "weight of each of --sizes; default: equal weights")
-    vary_aspect: bool = option(False, "vary the shape of the images from 0.75 to 1.8")
     eval_sizes: list[int] = option([], "sides of the images in the last evaluation; default: --image_size")
     pool_above: int | None = option(None, "larger images have one token for 2 × 2 patches; default: as the start")
     locate: list[str] = option([], "classes to locate: the tower gets a new center head; default: as the start")

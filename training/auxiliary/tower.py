@@ -70,25 +70,17 @@ class TowerModel(nn.Module):
         return {name: value for name, value in figures.items() if value is not None}
 
     def forward(
-        self, pixel_values: torch.Tensor, targets: Mapping[str, Mapping[str, torch.Tensor]], mixed: float = 1.0
+        self, pixel_values: torch.Tensor, targets: Mapping[str, Mapping[str, torch.Tensor]]
     ) -> dict[str, torch.Tensor]:
         """The `loss` of a batch.
 
         Args:
             pixel_values: [B,3,H,W] in 0..255.
             targets: by the name of their loss.
-            mixed: weight of each image in a mixture with its neighbor in the batch, and of its own loss (mixup,
-                https://arxiv.org/abs/1710.09412); 1 mixes nothing.
         """
-        pixels = pixel_values.float()
-        if mixed < 1:
-            pixels = pixels.lerp(pixels.roll(1, 0), 1 - mixed)
-        passed, total = ForwardPass(self, self.see(pixels)), pixels.new_zeros(())
-        for part, shift in [(mixed, 0), (1 - mixed, 1)] if mixed < 1 else [(1.0, 0)]:
-            rolled = {name: {key: one.roll(shift, 0) for key, one in some.items()} for name, some in targets.items()}
-            losses = (self.loss_weights[name] * LOSSES[name](passed, **some) for name, some in rolled.items())
-            total = total + part * sum(losses)
-        return {"loss": total}
+        passed = ForwardPass(self, self.see(pixel_values))
+        losses = (self.loss_weights[name] * LOSSES[name](passed, **tensors) for name, tensors in targets.items())
+        return {"loss": sum(losses, pixel_values.new_zeros((), dtype=torch.float32))}
 
 
 def write_tower(model: TowerModel, answers: pd.DataFrame | None, folder: Path) -> None:
