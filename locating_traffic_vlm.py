@@ -42,12 +42,14 @@ class TrafficVLMCenterHead(nn.Module):
         self.fc1, self.fc2 = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
         self.heat, self.shape = nn.Linear(WIDTH, classes), nn.Linear(WIDTH, 4)
 
-    def start(self) -> None:
-        """Heat that starts at 1 % everywhere, and boxes of 8 % of the image around the middle of their cells."""
-        init.normal_(self.heat.weight, std=0.01)
-        init.constant_(self.heat.bias, -4.6)
-        init.normal_(self.shape.weight, std=0.01)
-        init.copy_(self.shape.bias, torch.tensor([math.log(0.08), math.log(0.08), 0.5, 0.5]))
+    def start(self, layer: nn.Module) -> None:
+        """Initialize a layer: heat is 1 % everywhere, and boxes are 8 % of the image around the middle of a cell."""
+        if layer is self.heat:
+            init.normal_(self.heat.weight, std=0.01)
+            init.constant_(self.heat.bias, -4.6)
+        elif layer is self.shape:
+            init.normal_(self.shape.weight, std=0.01)
+            init.copy_(self.shape.bias, torch.tensor([math.log(0.08), math.log(0.08), 0.5, 0.5]))
 
     def forward(self, patches: torch.Tensor, finest: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
         """Logits of the heat, and the shape [B,classes + 4,H/8,W/8]; grid is (rows, columns) of the patches."""
@@ -68,6 +70,16 @@ class TrafficVLMCounts(nn.Module):
         super().__init__()
         self.classes = nn.Embedding(classes, width)
         self.fc1, self.fc2 = nn.Linear(4, WIDTH), nn.Linear(WIDTH, width)
+
+    def start(self, layer: nn.Module) -> None:
+        """Initialize a layer: tokens as large as those of patches, or the decoder does not learn to read them."""
+        if layer is self.classes:
+            init.normal_(self.classes.weight, std=0.5)
+        elif layer is self.fc1:
+            init.normal_(self.fc1.weight, std=1.0)
+            init.normal_(self.fc1.bias, std=1.0)
+        elif layer is self.fc2:
+            init.normal_(self.fc2.weight, std=0.5 / math.sqrt(WIDTH))
 
     def forward(self, centers: torch.Tensor) -> torch.Tensor:
         """Tokens [B,K,C] of the output [B,K + 4,rows,columns] of a center head."""

@@ -319,8 +319,8 @@ class TrafficVLMVisionModel(PreTrainedModel):
             init.normal_(module.weight, std=1 / math.sqrt(2 * self.NUM_WAVES))
         if self.config.pool_above is not None and module is self.pool.merge:
             init.copy_(module.weight, torch.eye(*module.weight.shape))  # the mean alone
-        if isinstance(module, TrafficVLMCenterHead):
-            module.start()
+        for part in (self.center_head, self.counts) if self.config.located else ():
+            part.start(module)
 
     def forward(self, pixel_values: torch.Tensor, **kwargs: Any) -> TrafficVLMVisionOutput:
         """Image tokens of pixels [B,num_channels,H,W], H and W multiples of `patch_size`."""

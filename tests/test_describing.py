@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tiny import TINY_TOWER, count_calls, tiny_model, yes_no_model
+from tiny import count_calls, locating_model, yes_no_model
 from traffic_vlm.describing_traffic_vlm import QUESTIONS, Caption
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 
@@ -88,8 +88,7 @@ def test_facts_are_the_answers_of_the_pipeline(processor, picture, sure):
 
 
 def test_sides_are_those_of_located_objects(processor, picture):
-    vision = TINY_TOWER | {"model_type": "traffic_vlm_vision", "located": {"car": 0.0, "bus": 0.0}}
-    vqa = TrafficVLMPipeline(model=tiny_model(vision=vision), processor=processor, device="cpu")
+    vqa = TrafficVLMPipeline(model=locating_model(), processor=processor, device="cpu")
     items = vqa(picture, [*QUESTIONS])  # some are refused
     p_yes = {item["question"]: item["p_yes"] for item in items if "problem" not in item}
     centers = [(found["label"], found["point"][0] / picture.width) for found in vqa.locate(picture)]

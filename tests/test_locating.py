@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tiny import close, locating_model, tiny_model
+from tiny import any_size_model, close, locating_model, tiny_model
 from traffic_vlm.locating_traffic_vlm import TrafficVLMCounts, find_objects
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.serving.overlay import draw_objects
@@ -57,6 +57,14 @@ def test_counts_are_sums_of_peaks_in_the_image_and_in_its_thirds(centers):
     sums = torch.tensor([[0, 0, 0, 0], [1.5, 0.9, 0, 0.6]])
     expected = counts.classes.weight + counts.fc2(torch.nn.functional.gelu(counts.fc1(sums.log1p())))
     close(counts(centers[None])[0], expected)
+
+
+def test_a_new_head_expects_no_object_and_its_tokens_are_as_large_as_those_of_patches():
+    """The decoder ignored tokens of counts of a tenth of that size."""
+    seen = any_size_model(located={"bus": 0.3, "car": 0.3}).model.vision_tower(torch.randn(4, 3, 64, 64))
+    assert seen.centers[:, :2].sigmoid().mean() < 0.02 and seen.centers[:, 2:4].exp().mean().item() < 0.1
+    counts, patches = (part.square().mean().sqrt() for part in (seen[0][:, :2], seen[0][:, 2:]))
+    assert 0.3 < counts / patches < 3
 
 
 def test_places_are_pixels_of_the_image(vqa, picture, centers):

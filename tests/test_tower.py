@@ -391,7 +391,7 @@ def test_a_center_head_learns_where_objects_are():
     made = make_targets(["presence", "centers"], None, model.tower.config, [""])
     batch = {name: target([image], {"pixel_values": pixels}) for name, target in made.items()}
     optimizer = torch.optim.Adam(model.tower.center_head.parameters(), 0.01)
-    for _ in range(150):
+    for _ in range(250):
         loss = model.train()(pixels, batch)["loss"]
         optimizer.zero_grad()
         loss.backward()

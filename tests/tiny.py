@@ -84,7 +84,7 @@ def locating_model() -> TrafficVLMForConditionalGeneration:
     model = any_size_model(located={"bus": 0.0, "car": 0.0})
     with torch.no_grad():
         heat = model.model.vision_tower.center_head.heat
-        heat.weight.mul_(50)
+        heat.weight.normal_()
         heat.bias.zero_()
     return model
 
