@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..common.options import option
-from ..configuration_traffic_vlm import SIDE_STEP
+from ..configuration_traffic_vlm import check_image_size
 from ..data.scene import SYNTHETIC
 
 
@@ -73,8 +73,8 @@ class TrainOptions:
                 raise ValueError(f"--{name} must be at least 0, got {value}")
         if self.size_weights and len(self.size_weights) != len(self.sizes):
             raise ValueError(f"--size_weights must be one for each of --sizes {self.sizes}, got {self.size_weights}")
-        if wrong := [side for side in (*self.sizes, *self.eval_sizes) if side % SIDE_STEP]:
-            raise ValueError(f"--sizes and --eval_sizes must be multiples of {SIDE_STEP}, got {wrong[0]}")
+        for side in (*self.sizes, *self.eval_sizes):
+            check_image_size(side)
         if self.average_decay >= 1:
             raise ValueError(f"--average_decay must be below 1, got {self.average_decay}")
         if bool(self.model_name_or_path) == self.from_scratch:
