@@ -61,10 +61,15 @@ def test_counts_are_sums_of_peaks_in_the_image_and_in_its_thirds(centers):
 
 def test_a_new_head_expects_no_object_and_its_tokens_are_as_large_as_those_of_patches():
     """The decoder ignored tokens of counts of a tenth of that size."""
-    seen = any_size_model(located={"bus": 0.3, "car": 0.3}).model.vision_tower(torch.randn(4, 3, 64, 64))
+    tower = any_size_model(located={"bus": 0.3, "car": 0.3}).model.vision_tower
+    seen = tower(torch.randn(4, 3, 64, 64))
     assert seen.centers[:, :2].sigmoid().mean() < 0.02 and seen.centers[:, 2:4].exp().mean().item() < 0.1
     counts, patches = (part.square().mean().sqrt() for part in (seen[0][:, :2], seen[0][:, 2:]))
     assert 0.3 < counts / patches < 3
+    none = torch.full((1, 6, 8, 8), -9.0)
+    nine = none.clone()
+    nine[:, :2, 1::3, 1::3] = 9.0
+    assert (tower.counts(nine) - tower.counts(none)).square().mean().sqrt() / patches > 0.5  # the number is as visible
 
 
 def test_places_are_pixels_of_the_image(vqa, picture, centers):
