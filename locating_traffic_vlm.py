@@ -4,6 +4,7 @@
     finest feature map [B,40,H/8,W/8] → 1×1 ──────────────────────┴(+)→ 7×7 depthwise, MLP
         → heat [B,classes,H/8,W/8], how likely the center of an object of each class is in each cell
         → shape [B,4,H/8,W/8], log width and log height of its box, and the place of its center in the cell
+    both, feature map of the middle size [B,112,H/16,W/16] → a token for each class [B,classes,C], for the decoder
 
 What is special here:
 - an object is one cell, the highest of its 3 × 3 neighbors, without anchors. A large object can have several: of
@@ -60,38 +61,67 @@ class TrafficVLMCenterHead(nn.Module):
         return torch.cat([self.heat(x), self.shape(x)], -1).permute(0, 3, 1, 2)
 
 
-class TrafficVLMCounts(nn.Module):
-    """One token for each class: how many of it are in the image, and in its left, middle and right third.
+class TrafficVLMObjectTokens(nn.Module):
+    """One token for each class: how many of it are in the image, and in its thirds, and how the largest one looks.
 
-    Attention averages what it reads, so the decoder cannot count patches. Here the scores of all peaks are summed.
+    Attention averages what it reads, so the decoder cannot count patches: here the scores of all peaks are summed. And
+    patches lose colors: of held-out vehicles, a small classifier told .70 from patches in the box and .76 from the
+    feature map of the middle size.
     """
 
-    def __init__(self, classes: int, width: int):
+    def __init__(self, classes: int, map_width: int, width: int):
         super().__init__()
         self.classes = nn.Embedding(classes, width)
-        self.fc1, self.fc2 = nn.Linear(4, WIDTH), nn.Linear(WIDTH, width)
+        self.counts = nn.Linear(4, WIDTH)
+        self.look_norm = nn.LayerNorm(map_width, eps=1e-6)
+        self.look = nn.Linear(map_width, WIDTH)
+        self.to_hidden = nn.Linear(2 * WIDTH, width)
 
     def start(self, layer: nn.Module) -> None:
         """Initialize a layer: tokens as large as those of patches, or the decoder does not learn to read them."""
         if layer is self.classes:
             init.normal_(self.classes.weight, std=0.5)
-        elif layer is self.fc1:
-            init.normal_(self.fc1.weight, std=1.0)
-            init.normal_(self.fc1.bias, std=1.0)
-        elif layer is self.fc2:
-            init.normal_(self.fc2.weight, std=0.5 / math.sqrt(WIDTH))
+        elif layer is self.counts:
+            init.normal_(self.counts.weight, std=1.0)
+            init.normal_(self.counts.bias, std=1.0)
+        elif layer is self.look:
+            init.normal_(self.look.weight, std=1 / math.sqrt(self.look.in_features))
+        elif layer is self.to_hidden:
+            init.normal_(self.to_hidden.weight, std=0.5 / math.sqrt(WIDTH))
 
-    def forward(self, centers: torch.Tensor) -> torch.Tensor:
-        """Tokens [B,K,C] of the output [B,K + 4,rows,columns] of a center head."""
-        heat = peaks(centers[:, :-4].detach())  # the center loss alone teaches the heat
+    def forward(self, centers: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """Tokens [B,K,C] of the output [B,K + 4,rows,columns] of a center head, and a feature map [B,D,any,size]."""
+        centers = centers.detach()  # the center loss alone teaches it
+        heat = peaks(centers[:, :-4])
         columns = torch.arange(heat.shape[3], device=heat.device)
         third = columns[:, None] * 3 // heat.shape[3] == torch.arange(3, device=heat.device)  # [columns,3]
         thirds = heat.sum(2) @ third.to(heat.dtype)
         counts = torch.cat([thirds.sum(-1, keepdim=True), thirds], -1).log1p()  # [B,K,4]
-        x: torch.Tensor = self.classes.weight + self.fc2(
-            nn.functional.gelu(self.fc1(counts.to(self.fc1.weight.dtype)))
-        )
-        return x
+        look = self.look(self.look_norm(largest_look(heat, centers[:, -4:].float(), features)))
+        x = torch.cat([self.counts(counts.to(look.dtype)), look], -1)
+        tokens: torch.Tensor = self.classes.weight + self.to_hidden(nn.functional.gelu(x))
+        return tokens
+
+
+def largest_look(heat: torch.Tensor, shape: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    """Mean of a feature map [B,D,any,size] in the box of the largest object of each class [B,K,D]; 0 without one.
+
+    Args:
+        heat: scores [B,K,rows,columns] of peaks; a likely object counts as larger than an unlikely one.
+        shape: [B,4,rows,columns] of the center head.
+    """
+    rows, columns = heat.shape[2:]
+    cell = (heat * shape[:, :2].sum(1, keepdim=True).exp()).flatten(2).argmax(-1)  # score × area: [B,K]
+    log_width, log_height, right, down = shape.flatten(2).gather(2, cell[:, None].expand(-1, 4, -1)).unbind(1)
+    parts = torch.arange(-1, 2, device=heat.device) / 3  # from the middle of the box to those of its 3 × 3 parts
+    x = ((cell % columns + right) / columns)[..., None] + log_width.exp()[..., None] * parts  # [B,K,3]
+    y = ((cell // columns + down) / rows)[..., None] + log_height.exp()[..., None] * parts
+    places = torch.stack(torch.broadcast_tensors(x[..., None, :], y[..., None]), -1).flatten(2, 3)  # [B,K,9,2]
+    found = nn.functional.grid_sample(
+        features.float(), 2 * places - 1, padding_mode="border", align_corners=False
+    )  # [B,D,K,9]
+    found = found.mean(-1).transpose(1, 2) * (heat.flatten(2).amax(-1, keepdim=True) > 0)
+    return found.to(features.dtype)
 
 
 def peaks(logits: torch.Tensor) -> torch.Tensor:

@@ -193,7 +193,7 @@ def attention_maps(
 ) -> torch.Tensor:
     """Cross-attention maps [B,L,h,w] in float32, of the image tokens, for each token of text; 0 at padding.
 
-    A map sums to 1, or to less if the vision tower has tokens of counts or a class token, which are left out.
+    A map sums to 1, or to less if the vision tower has tokens of objects or a class token, which are left out.
 
     Args:
         input_ids ... encoder_attention_mask: as of `question_logits`; `question_ends` has no effect.

@@ -3,7 +3,7 @@
     [B,3,384,384] → convolutions ─┬→ [B,40,48,48]   2 × 2 per patch ─────┐
                                   ├→ [B,112,24,24]  1 per patch ─────────┼(+)→ [B,576,neck] → + position → layers
                                   └→ [B,1280,12,12] 1 per 2 × 2 patches ─┘     → pooled → norm → [B,144,768] + position
-    [B,40,48,48] and the layers' output → center head → counts of its 10 classes [B,10,768], which come first
+    [B,40,48,48] and the layers' output → center head, with [B,112,24,24] → tokens of 10 classes [B,10,768], put first
 
 What is special here:
 - convolutions are local and translation equivariant. A transformer on 16×16 patches has to learn both, which takes
@@ -36,7 +36,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import is_torchdynamo_compiling
 
 from .configuration_traffic_vlm import TrafficVLMVisionConfig
-from .locating_traffic_vlm import TrafficVLMCenterHead, TrafficVLMCounts
+from .locating_traffic_vlm import TrafficVLMCenterHead, TrafficVLMObjectTokens
 
 
 class _DepthwiseConvolution(torch.autograd.Function):
@@ -306,7 +306,7 @@ class TrafficVLMVisionModel(PreTrainedModel):
             self.place_of_token = nn.Linear(4 * self.NUM_WAVES, config.hidden_size, bias=False)
         if config.located:
             self.center_head = TrafficVLMCenterHead(width, finer, len(config.located))
-            self.counts = TrafficVLMCounts(len(config.located), config.hidden_size)
+            self.objects = TrafficVLMObjectTokens(len(config.located), same, config.hidden_size)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -319,7 +319,7 @@ class TrafficVLMVisionModel(PreTrainedModel):
             init.normal_(module.weight, std=1 / math.sqrt(2 * self.NUM_WAVES))
         if self.config.pool_above is not None and module is self.pool.merge:
             init.copy_(module.weight, torch.eye(*module.weight.shape))  # the mean alone
-        for part in (self.center_head, self.counts) if self.config.located else ():
+        for part in (self.center_head, self.objects) if self.config.located else ():
             part.start(module)
 
     def forward(self, pixel_values: torch.Tensor, **kwargs: Any) -> TrafficVLMVisionOutput:
@@ -347,7 +347,8 @@ class TrafficVLMVisionModel(PreTrainedModel):
         if not self.config.located:
             return TrafficVLMVisionOutput(last_hidden_state=x)
         centers = self.center_head(patches, maps[0], (rows, columns))
-        return TrafficVLMVisionOutput(last_hidden_state=torch.cat([self.counts(centers), x], 1), centers=centers)
+        x = torch.cat([self.objects(centers, maps[1]), x], 1)
+        return TrafficVLMVisionOutput(last_hidden_state=x, centers=centers)
 
     def combine_maps(self, finer: torch.Tensor, same: torch.Tensor, coarser: torch.Tensor) -> torch.Tensor:
         """The sum [B,C,rows,columns] of the three feature maps, one position per patch."""

@@ -32,7 +32,7 @@ def test_the_command_prints_models_of_one_size_and_times_with_ratios(monkeypatch
     monkeypatch.setattr(torch.utils.benchmark.Timer, "blocked_autorange", cache(lambda timer, **_: timer.timeit(1)))
     run_script("benchmark.py", "--questions", 2, "--new_tokens", 1, "--dtype", "float32")
     about, columns, _, *rows = capsys.readouterr().out.splitlines()
-    assert "float32. Traffic VLM 25.7 M, PaliGemma 38.2 M." in about
+    assert "float32. Traffic VLM 25.8 M, PaliGemma 38.2 M." in about
     assert [name.strip() for name in columns.split("|")[2:-1]] == [*MODELS]
     for row, title in zip(rows, ("images: 1, questions: 2", "tokens: 1"), strict=True):
         _, name, *cells, _ = row.split("|")

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from tiny import any_size_model, close, locating_model, tiny_model
-from traffic_vlm.locating_traffic_vlm import TrafficVLMCounts, find_objects
+from traffic_vlm.locating_traffic_vlm import TrafficVLMObjectTokens, find_objects, largest_look, peaks
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.serving.overlay import draw_objects
 
@@ -52,11 +52,20 @@ def test_of_boxes_that_overlap_by_half_the_best_stays(centers):
     assert [round(score, 4) for score, *_ in find_objects(centers, 1, 0.7)] == [0.9, 0.8]
 
 
-def test_counts_are_sums_of_peaks_in_the_image_and_in_its_thirds(centers):
-    counts = TrafficVLMCounts(2, 5)
+def test_a_token_has_the_sums_of_peaks_and_the_look_of_the_largest_object(centers):
+    x, y = (torch.arange(8) + 0.5) / 8, (torch.arange(4) + 0.5) / 4
+    features = torch.stack(torch.broadcast_tensors(x[None], y[:, None]))[None]  # [1,2,4,8], the place of each cell
+    heat, shape = peaks(centers[None, :2]), centers[None, 2:]
+    look = largest_look(heat, shape, features)
+    close(look, torch.tensor([[[0, 0], POINT]]))  # no bus; the mean in the box of the car is its middle
+    shape[0, :2, 3, 7] += 1  # the less likely car is larger
+    assert largest_look(heat, shape, features)[0, 1, 0] > 0.8
+
+    tokens = TrafficVLMObjectTokens(2, 2, 5)
     sums = torch.tensor([[0, 0, 0, 0], [1.5, 0.9, 0, 0.6]])
-    expected = counts.classes.weight + counts.fc2(torch.nn.functional.gelu(counts.fc1(sums.log1p())))
-    close(counts(centers[None])[0], expected)
+    both = torch.cat([tokens.counts(sums.log1p()), tokens.look(tokens.look_norm(look[0]))], -1)
+    shape[0, :2, 3, 7] -= 1
+    close(tokens(centers[None], features)[0], tokens.classes.weight + tokens.to_hidden(torch.nn.functional.gelu(both)))
 
 
 def test_a_new_head_expects_no_object_and_its_tokens_are_as_large_as_those_of_patches():
@@ -69,7 +78,14 @@ def test_a_new_head_expects_no_object_and_its_tokens_are_as_large_as_those_of_pa
     none = torch.full((1, 6, 8, 8), -9.0)
     nine = none.clone()
     nine[:, :2, 1::3, 1::3] = 9.0
-    assert (tower.counts(nine) - tower.counts(none)).square().mean().sqrt() / patches > 0.5  # the number is as visible
+    looks = torch.randn(2, 1, 12, 4, 4)
+    of_none, of_nine, of_others = (
+        tower.objects(none, looks[0]),
+        tower.objects(nine, looks[0]),
+        tower.objects(nine, looks[1]),
+    )
+    assert (of_nine - of_none).square().mean().sqrt() / patches > 0.5  # number and look are as visible
+    assert (of_others - of_nine).square().mean().sqrt() / patches > 0.2
 
 
 def test_places_are_pixels_of_the_image(vqa, picture, centers):

@@ -42,7 +42,7 @@ def expected(vqa):
     """The items of the pipeline, with numbers that may differ by rounding."""
     items = vqa(PHOTOGRAPH, QUESTIONS)
     assert [item["answer"] for item in items[:4]] == ["yes", "no", "yes", "no"]
-    assert [item["answer"] for item in items[4:]] == ["red", "2", "none", "cars"]
+    assert [item["answer"] for item in items[4:]] == ["red", "2", "none", "a car and a pedestrian"]
     for item in items:
         for field in ("score", "p_yes"):
             item[field] = item[field] and pytest.approx(item[field], abs=1e-3)

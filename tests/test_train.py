@@ -166,7 +166,7 @@ def test_training_starts_from_a_tower_and_its_head_and_can_freeze_it(start, towe
 
 def test_of_a_frozen_tower_what_only_the_answers_teach_is_trained(tower_folder):
     parts = {"vision_tower": str(tower_folder), "freeze_vision": True, "pool_above": 128, "locate": ["car"]}
-    for questions, trained in ((8, {"pool", "counts"}), (0, {"center_head"})):
+    for questions, trained in ((8, {"pool", "objects"}), (0, {"center_head"})):
         model, _ = prepare_model(TrainOptions(from_scratch=True, questions_per_image=questions, **parts))
         tower = model.model.vision_tower if questions else model.tower
         found = {name.split(".")[0] for name, weight in tower.named_parameters() if weight.requires_grad}

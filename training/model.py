@@ -42,7 +42,7 @@ def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any
     if options.freeze_vision:
         tower.requires_grad_(False)
         # What follows the maps and patches is still trained: by the answers, or without questions by centers.
-        for name in ("pool", "counts") if options.questions_per_image else ("center_head",):
+        for name in ("pool", "objects") if options.questions_per_image else ("center_head",):
             getattr(tower, name, nn.Identity()).requires_grad_(True)
     if options.freeze_blocks:
         tower.convolutions.stem.requires_grad_(False)
@@ -106,7 +106,7 @@ def add_parts(tower: Any, **fields: Any) -> Any:
         setattr(config, name, value)
     config.check_fields()
     larger = TrafficVLMVisionModel(config)
-    renewed = ("center_head.", "counts.") if "located" in fields else ()
+    renewed = ("center_head.", "objects.") if "located" in fields else ()
     kept = {name: value for name, value in tower.state_dict().items() if not name.startswith(renewed)}
     larger.load_state_dict(kept, strict=False)  # all but the new parts
     return larger

@@ -107,7 +107,7 @@ def targets(
 
 def loss(passed: Any, words: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
     """Mean of -log(attention of a word on the patches of its objects); 0 without words."""
-    maps = passed.attention_maps(*words.unbind(-1))[:, -patches.shape[-1] :]  # drops tokens of counts, a class token
+    maps = passed.attention_maps(*words.unbind(-1))[:, -patches.shape[-1] :]  # drops tokens of objects, a class token
     if not len(maps):
         return maps.sum()
     return -(maps * patches).sum(-1).clamp(min=1e-6).log().mean()

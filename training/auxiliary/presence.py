@@ -192,7 +192,7 @@ class QueryHead(nn.Module):
         """Region logits [B,categories,4] and patch logits [B,P,categories] of tokens [B,P,C].
 
         Args:
-            grid: rows and columns of the patches; tokens before them, of counts or a class, are left out.
+            grid: rows and columns of the patches; tokens before them, of objects or a class, are left out.
         """
         tokens = tokens[:, -grid[0] * grid[1] :]
         scores = self.query(tokens).float().transpose(1, 2)  # [B,categories·queries,P]
