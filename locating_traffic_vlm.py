@@ -90,7 +90,7 @@ class TrafficVLMObjectTokens(nn.Module):
             init.normal_(self.to_hidden.weight, std=0.5 / math.sqrt(WIDTH))
 
     def forward(self, centers: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        """Tokens [B,K,C] of the output [B,K + 4,rows,columns] of a center head, and a feature map [B,D,any,size]."""
+        """Tokens [B,K,C] of the output [B,K + 4,rows,columns] of a center head, and a feature map [B,D,h,w]."""
         centers = centers.detach()  # the center loss alone teaches it
         heat = peaks(centers[:, :-4])
         columns = torch.arange(heat.shape[3], device=heat.device)
@@ -104,7 +104,7 @@ class TrafficVLMObjectTokens(nn.Module):
 
 
 def largest_look(heat: torch.Tensor, shape: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-    """Mean of a feature map [B,D,any,size] in the box of the largest object of each class [B,K,D]; 0 without one.
+    """Mean [B,K,D] of a feature map [B,D,h,w] in the box of the largest object of each class; 0 without one.
 
     Args:
         heat: scores [B,K,rows,columns] of peaks; a likely object counts as larger than an unlikely one.
@@ -117,11 +117,10 @@ def largest_look(heat: torch.Tensor, shape: torch.Tensor, features: torch.Tensor
     x = ((cell % columns + right) / columns)[..., None] + log_width.exp()[..., None] * parts  # [B,K,3]
     y = ((cell // columns + down) / rows)[..., None] + log_height.exp()[..., None] * parts
     places = torch.stack(torch.broadcast_tensors(x[..., None, :], y[..., None]), -1).flatten(2, 3)  # [B,K,9,2]
-    found = nn.functional.grid_sample(
-        features.float(), 2 * places - 1, padding_mode="border", align_corners=False
-    )  # [B,D,K,9]
-    found = found.mean(-1).transpose(1, 2) * (heat.flatten(2).amax(-1, keepdim=True) > 0)
-    return found.to(features.dtype)
+    # A place is -1 at the left or upper edge of the image and 1 at the right or lower one; found is [B,D,K,9].
+    found = nn.functional.grid_sample(features.float(), 2 * places - 1, padding_mode="border", align_corners=False)
+    is_found = heat.flatten(2).amax(-1, keepdim=True) > 0
+    return (found.mean(-1).transpose(1, 2) * is_found).to(features.dtype)
 
 
 def peaks(logits: torch.Tensor) -> torch.Tensor:
