@@ -442,7 +442,8 @@ class TrafficVLMConfig(PreTrainedConfig):
         if image_size is None or not self.size_temperatures:
             return self.yes_no_temperature
         measured = {float(side): value for side, value in self.size_temperatures.items()}
-        measured[math.prod(height_and_width(self.vision_config.image_size)) ** 0.5] = self.yes_no_temperature
+        size = self.vision_config.image_size
+        measured[size if isinstance(size, int) else math.prod(size) ** 0.5] = self.yes_no_temperature
         side = math.prod(image_size) ** 0.5
         return measured[min(measured, key=lambda one: abs(math.log(one / side)))]
 
