@@ -4,7 +4,7 @@
     finest feature map [B,40,H/8,W/8] → 1×1 ──────────────────────┴(+)→ 7×7 depthwise, MLP
         → heat [B,classes,H/8,W/8], how likely the center of an object of each class is in each cell
         → shape [B,4,H/8,W/8], log width and log height of its box, and the place of its center in the cell
-    both, feature map of the middle size [B,112,H/16,W/16] → a token for each class [B,classes,C], for the decoder
+    heat, shape and the middle feature map [B,112,H/16,W/16] → a token for each class [B,classes,C], for the decoder
 
 What is special here:
 - an object is one cell, the highest of its 3 × 3 neighbors, without anchors. A large object can have several: of
@@ -62,11 +62,11 @@ class TrafficVLMCenterHead(nn.Module):
 
 
 class TrafficVLMObjectTokens(nn.Module):
-    """One token for each class: how many of it are in the image, and in its thirds, and how the largest one looks.
+    """One token for each class: the number of its objects in the image and in its thirds, and the largest one's look.
 
     Attention averages what it reads, so the decoder cannot count patches: here the scores of all peaks are summed. And
-    patches lose colors: of held-out vehicles, a small classifier told .70 from patches in the box and .76 from the
-    feature map of the middle size.
+    patches lose colors: a small classifier named the color of .70 of held-out vehicles from the patches in their box,
+    and of .76 from the middle feature map.
     """
 
     def __init__(self, classes: int, map_width: int, width: int):
@@ -110,17 +110,28 @@ def largest_look(heat: torch.Tensor, shape: torch.Tensor, features: torch.Tensor
         heat: scores [B,K,rows,columns] of peaks; a likely object counts as larger than an unlikely one.
         shape: [B,4,rows,columns] of the center head.
     """
-    rows, columns = heat.shape[2:]
-    cell = (heat * shape[:, :2].sum(1, keepdim=True).exp()).flatten(2).argmax(-1)  # score × area: [B,K]
-    log_width, log_height, right, down = shape.flatten(2).gather(2, cell[:, None].expand(-1, 4, -1)).unbind(1)
-    parts = torch.arange(-1, 2, device=heat.device) / 3  # from the middle of the box to those of its 3 × 3 parts
-    x = ((cell % columns + right) / columns)[..., None] + log_width.exp()[..., None] * parts  # [B,K,3]
-    y = ((cell // columns + down) / rows)[..., None] + log_height.exp()[..., None] * parts
+    cells = (heat * shape[:, :2].sum(1, keepdim=True).exp()).flatten(2).argmax(-1)  # score × area: [B,K]
+    x, y, width, height = (one[..., None] for one in places_of(cells, shape))
+    # From the middle of the box to those of its 3 × 3 parts.
+    parts = torch.arange(-1, 2, dtype=shape.dtype, device=shape.device) / 3
+    x, y = x + width * parts, y + height * parts  # [B,K,3]
     places = torch.stack(torch.broadcast_tensors(x[..., None, :], y[..., None]), -1).flatten(2, 3)  # [B,K,9,2]
     # A place is -1 at the left or upper edge of the image and 1 at the right or lower one; found is [B,D,K,9].
     found = nn.functional.grid_sample(features.float(), 2 * places - 1, padding_mode="border", align_corners=False)
     is_found = heat.flatten(2).amax(-1, keepdim=True) > 0
     return (found.mean(-1).transpose(1, 2) * is_found).to(features.dtype)
+
+
+def places_of(cells: torch.Tensor, shape: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Center x and y, width and height, each [B,N], of objects in cells [B,N]; fractions of the image's sides.
+
+    Args:
+        cells: index of the row times the number of columns, plus index of the column.
+        shape: [B,4,rows,columns] of the center head.
+    """
+    rows, columns = shape.shape[2:]
+    log_width, log_height, right, down = shape.flatten(2).gather(2, cells[:, None].expand(-1, 4, -1)).unbind(1)
+    return (cells % columns + right) / columns, (cells // columns + down) / rows, log_width.exp(), log_height.exp()
 
 
 def peaks(logits: torch.Tensor) -> torch.Tensor:
@@ -138,15 +149,13 @@ def find_objects(centers: torch.Tensor, index: int, threshold: float) -> list[Fo
         index: of the class.
         threshold: objects below this score are left out.
     """
-    heat, shape = peaks(centers[None, index : index + 1])[0, 0], centers[-4:].float().flatten(1)
-    rows, columns = heat.shape
+    heat = peaks(centers[None, index : index + 1]).flatten(1)
+    scores, cells = heat.topk(min(MOST, heat.numel()))  # [1,N]
+    places = torch.stack(places_of(cells, centers[None, -4:].float()), -1)
     found: list[Found] = []
-    for score, cell in zip(*(part.tolist() for part in heat.flatten().topk(min(MOST, heat.numel())))):
+    for score, (x, y, width, height) in zip(scores[0].tolist(), places[0].tolist()):
         if score < max(threshold, FAINT):
             break
-        log_width, log_height, right, down = shape[:, cell].tolist()
-        x, y = (cell % columns + right) / columns, (cell // columns + down) / rows
-        width, height = math.exp(log_width), math.exp(log_height)
         sides = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
         box, point = ([min(max(value, 0.0), 1.0) for value in some] for some in (sides, (x, y)))
         if all(overlap(box, other) < MAX_OVERLAP for _, other, _ in found):

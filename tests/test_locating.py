@@ -58,14 +58,22 @@ def test_a_token_has_the_sums_of_peaks_and_the_look_of_the_largest_object(center
     heat, shape = peaks(centers[None, :2]), centers[None, 2:]
     look = largest_look(heat, shape, features)
     close(look, torch.tensor([[[0, 0], POINT]]))  # no bus; the mean in the box of the car is its middle
-    shape[0, :2, 3, 7] += 1  # the less likely car is larger
+    corner = torch.zeros(1, 1, 4, 8)
+    corner[..., 0, 1] = 1  # at 0.1875, 0.125: in the upper left part of the box alone
+    assert largest_look(heat, shape, corner)[0, 1] > 0.05
+    shape[0, :2, 3, 7] += 0.1  # the car of 0.6 is larger, but by less than the other one is likelier
+    close(largest_look(heat, shape, features), look)
+    shape[0, :2, 3, 7] += 0.9
     assert largest_look(heat, shape, features)[0, 1, 0] > 0.8
 
     tokens = TrafficVLMObjectTokens(2, 2, 5)
     sums = torch.tensor([[0, 0, 0, 0], [1.5, 0.9, 0, 0.6]])
     both = torch.cat([tokens.counts(sums.log1p()), tokens.look(tokens.look_norm(look[0]))], -1)
-    shape[0, :2, 3, 7] -= 1
-    close(tokens(centers[None], features)[0], tokens.classes.weight + tokens.to_hidden(torch.nn.functional.gelu(both)))
+    shape[0, :2, 3, 7] -= 1.0
+    given = centers[None].requires_grad_(), features.requires_grad_()
+    found = tokens(*given)
+    close(found[0], tokens.classes.weight + tokens.to_hidden(torch.nn.functional.gelu(both)))
+    assert [grad is None for grad in torch.autograd.grad(found.sum(), given, allow_unused=True)] == [True, False]
 
 
 def test_a_new_head_expects_no_object_and_its_tokens_are_as_large_as_those_of_patches():
