@@ -1,5 +1,6 @@
 """One image and question have the same answer, score and p_yes wherever they are asked, with the shipped weights."""
 
+import ast
 import json
 
 import pyarrow as pa
@@ -55,6 +56,17 @@ def test_the_model_itself(expected):
     processor = AutoProcessor.from_pretrained(ROOT)
     [scores] = model.score_yes_no(**processor(images=[PHOTOGRAPH], text=[YES_NO[:2]], packed=True))
     assert scores.tolist() == [item["p_yes"] for item in expected[:2]]
+
+
+def test_readme_prints_these_answers(vqa):
+    """The items of its first example, rounded to two decimals."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("About docs/crossing.jpg, rounded:")[1]
+    items = ast.literal_eval(text.split("| field")[0].strip())
+    found = vqa(PHOTOGRAPH, [item["question"] for item in items])
+    assert items == [
+        {name: round(value, 2) if isinstance(value, float) else value for name, value in item.items()}
+        for item in found
+    ]
 
 
 def test_ask(expected, run_script, capsys):

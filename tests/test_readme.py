@@ -87,6 +87,8 @@ def test_figures_are_those_of_the_committed_report():
     names |= {"expected_calibration_error": "calibration error"}
     metrics = {metric["type"]: metric["value"] for metric in result["metrics"]}
     assert metrics == {kind: round(unseen[name], 3) for kind, name in names.items()}
+    wrong, right = (tables["words_by_kind"]["unseen"][f'"none" if {where}'] for where in ("there", "not there"))
+    assert f'{right:.0%} are "none" if the object is not there, and {wrong:.0%} if it is.' in README.replace(" %", "%")
     text = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
     assert all(
         f"| {name} | {format_value(row['balanced accuracy'])} |" in text
