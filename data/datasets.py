@@ -38,7 +38,7 @@ from ..common.image_files import open_image, select_files
 from .formats import Problems, Record, read_source
 from .formats.drafting import draft_mapping
 from .formats.mapping import load_mapping
-from .formats.reading import Folder, parse_text, reading, split_lines
+from .formats.reading import Folder, parse_text, reason_of, split_lines
 from .formats.scene_labels import read_scene_labels, with_scene_labels
 from .formats.split import find_by_name, index_files, plain_name
 from .formats.vehicle_colors import read_vehicle_colors, with_vehicle_color
@@ -81,7 +81,7 @@ ADVICE = {
     "missing image": "correct 'images' of the split in the mapping",
     "image without annotation": "an image without objects needs an empty annotation file",
     "unlabeled image": "if these images have no objects, remove 'unlabeled' from the mapping",
-    "boxes that leave": "boxes of YOLO are center and size, boxes of COCO are left, top, width and height",
+    "bad box": "boxes of YOLO are center and size, boxes of COCO are left, top, width and height",
     "image not listed": "if these images are of the split, add them to its annotation file",
 }
 JPEG_QUALITY = 92  # of synthetic images: about 20 kB each, without visible artifacts
@@ -151,19 +151,14 @@ def make_dataset(options: DatasetOptions) -> dict[str, Any]:
         items = read_items(options, problems)
         every = [item for part in items.values() for item in part]
         blocks = [(start, every[start : start + BLOCK]) for start in range(0, len(every), BLOCK)]
-        try:
-            rows = Dataset.from_generator(
-                make_rows,
-                features=Features({**FEATURES, "problem": Value("string")}),
-                cache_dir=cache,
-                gen_kwargs={"blocks": blocks, "options": options},
-                num_proc=min(options.num_workers, len(blocks)),
-                fingerprint=uuid.uuid4().hex,  # by default a hash of all scenes
-            )
-        except Exception as error:
-            if isinstance(error.__context__, KeyboardInterrupt):  # `datasets` waits for its workers in vain
-                raise KeyboardInterrupt from None
-            raise
+        rows = Dataset.from_generator(
+            make_rows,
+            features=Features({**FEATURES, "problem": Value("string")}),
+            cache_dir=cache,
+            gen_kwargs={"blocks": blocks, "options": options},
+            num_proc=min(options.num_workers, len(blocks)),
+            fingerprint=uuid.uuid4().hex,  # by default a hash of all scenes
+        )
         notes = Counter(rows["problem"])
         rows = rows.select([i for i, note in enumerate(rows["problem"]) if not note]).remove_columns("problem")
         report = _summarize(rows, notes, problems) | {"advice": _advise(items, problems)}
@@ -181,13 +176,12 @@ def make_dataset(options: DatasetOptions) -> dict[str, Any]:
 
 
 def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[Item]]:
-    """All images by source, in a fixed order. Each split has other synthetic scenes.
+    """All images by value of --source, in a fixed order. Each split has other synthetic scenes.
 
     Raises:
         DataError: a source is unknown or given twice, or no source has a usable image.
     """
-    named = {(name, os.path.realpath(folder)) for name, _, folder in (one.rpartition("=") for one in options.source)}
-    if len(named) < len(options.source):
+    if len(set(options.source)) < len(options.source):
         raise DataError(f"a source is given twice: {' '.join(options.source)}")
     items: dict[str, list[Item]] = {}
     for source in options.source:
@@ -195,34 +189,29 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
             count = SYNTHETIC_IMAGES if options.num_images is None else options.num_images
             offset = 0 if options.split == TRAIN else (1 + zlib.crc32(options.split.encode())) << 32
             items[source] = [offset + options.first_seed + i for i in range(count)]
+            continue
+        name, _, root = source.partition("=")
+        if Path(source).is_dir():
+            folder = Folder(Path(source))
+            path = options.output_dir.parent / f"{options.output_dir.name}_{folder.root.resolve().name}.json"
+            mapping, text = draft_mapping(folder, path)
+            print(text)
+        elif root:
+            folder, mapping = Folder(Path(root)), load_mapping(name)
         else:
-            records = read_records(source, options, problems)
-            count = len(records) if options.num_images is None else options.num_images
-            items[source] = list(add_groups(select_evenly(records, count)))
+            raise DataError(f"source {source!r} is not a folder, and a mapping needs one: --source {source}=FOLDER")
+        records = read_source(folder, mapping, options.split, problems)
+        if options.vehicle_colors is not None:
+            records = add_vehicle_colors(records, folder.root, options.vehicle_colors, problems)
+        if options.scene_labels is not None:
+            records = add_scene_labels(records, folder.root, options.scene_labels, problems)
+        if options.num_images is not None:
+            records = select_evenly(records, options.num_images)
+        items[source] = list(add_groups(records))
     if not any(items.values()):
         found = "; ".join(problems.messages[:3]) or f"--num_images is {options.num_images}"
         raise DataError(f"the sources {options.source} have no usable image: {found}")
     return items
-
-
-def read_records(source: str, options: DatasetOptions, problems: Problems) -> list[Record]:
-    """Records of a value of --source, NAME=FOLDER or FOLDER. For a folder alone, a mapping is drafted."""
-    if Path(source).is_dir():
-        folder = Folder(source)
-        path = options.output_dir.parent / f"{options.output_dir.name}_{folder.root.resolve().name}.json"
-        mapping, text = draft_mapping(folder, path)
-        print(text)
-    else:
-        name, _, root = source.partition("=")
-        if not root:
-            raise DataError(f"source {source!r} is not a folder, and a mapping needs one: --source {source}=FOLDER")
-        folder, mapping = Folder(root), load_mapping(name)
-    records = read_source(folder, mapping, options.split, problems)
-    if options.vehicle_colors is not None:
-        records = add_vehicle_colors(records, folder.root, options.vehicle_colors, problems)
-    if options.scene_labels is None:
-        return records
-    return add_scene_labels(records, folder.root, options.scene_labels, problems)
 
 
 def add_scene_labels(records: Sequence[Record], folder: Path, scene_labels: Path, problems: Problems) -> list[Record]:
@@ -234,24 +223,19 @@ def add_scene_labels(records: Sequence[Record], folder: Path, scene_labels: Path
     path = scene_labels / f"{folder.resolve().name}.jsonl"
     if not path.is_file():
         raise DataError(f"{path} does not exist; --scene_labels needs a file for the folder of each source")
-    labels, found = {}, []
-    for name, entry in read_scene_labels(path, problems):
-        if name in labels:
-            problems.add("bad scene label", path, f"{name} has two lines")
-        elif not (folder.resolve().parent / name).is_file():
-            problems.add("scene labels without image", path, f"{name} does not exist")
-        labels[name] = entry
+    labels, found = dict(read_scene_labels(path, problems)), []
     for record in records:
         name = _name_with_folder(record, folder)
-        if name not in labels:
+        if name in labels:
+            found.append(replace(record, scene=with_scene_labels(record.scene, labels[name])))
+        else:
             problems.add("image without scene labels", record.image, f"{path} has no line for {name}")
-        scene = with_scene_labels(record.scene, labels[name]) if name in labels else record.scene
-        found.append(replace(record, scene=scene))
+            found.append(record)
     return found
 
 
 def add_vehicle_colors(records: Sequence[Record], folder: Path, path: Path, problems: Problems) -> list[Record]:
-    """Add the colors of vehicles to the records of a source; labels without image or box are added to `problems`.
+    """Add the colors of vehicles to the records of a source; labels without a box are added to `problems`.
 
     Raises:
         DataError: there is no such file.
@@ -259,16 +243,12 @@ def add_vehicle_colors(records: Sequence[Record], folder: Path, path: Path, prob
     if not path.is_file():
         raise DataError(f"{path} does not exist; --vehicle_colors needs a file")
     found = {_name_with_folder(record, folder): record for record in records}
-    root = folder.resolve()
     for where, label in read_vehicle_colors(path, problems):
-        if label.image in found:
-            record = found[label.image]
+        if record := found.get(label.image):
             try:
                 found[label.image] = replace(record, scene=with_vehicle_color(record.scene, label))
             except ValueError as error:
                 problems.add("vehicle color without box", where, str(error))
-        elif label.image.startswith(f"{root.name}/") and not (root.parent / label.image).is_file():
-            problems.add("vehicle color without image", where, f"{label.image} does not exist")
     return list(found.values())
 
 
@@ -544,9 +524,11 @@ def _load_folder(folder: Path, source: str, split: str | None, prefer: str | Non
         files.setdefault(re.sub(r"-\d+(-of-\d+)?$", "", path.stem), []).append(glob.escape(str(path)))
     if files:
         chosen = files[_choose_split(folder, files, split, prefer)]
-        with reading(folder, "the dataset cannot be read"):
+        try:
             # By file names: the cache of `datasets` may hold another folder of the same name.
             rows = load_dataset("parquet", data_files=chosen, split="train")
+        except Exception as error:  # of pyarrow, on broken files
+            raise DataError(f"{folder}: the dataset cannot be read: {reason_of(error)}") from error
     else:
         rows = _read_own(folder, split, prefer)
     if not len(rows):
@@ -582,7 +564,7 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
     for path in (folder / name for name in names):
         images = index_files(select_files(files.files(path.parent))[0])
         seen.update(path.parent / name for names_of in images.values() for name in names_of)
-        for where, row in _read_metadata(path):
+        for where, row in _read_metadata(path, files.read(path, parse_text)):
             if "file_name" not in row:
                 raise DataError(f"{where}: has no file_name, only {', '.join(map(str, row)) or 'nothing'}")
             written = str(row["file_name"])
@@ -600,9 +582,8 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
         problems += filter(None, pool.map(_image_problem, [row["image"] for row in rows]))
     if problems:
         raise DataError(f"{folder}: cannot read {len(problems)} of its images: {'; '.join(problems[:3])}")
-    if os.environ.get("RANK", "0") == "0":  # of several processes, one
-        note = f"; without a line, and left out: {len(seen - used)}" if seen - used else ""
-        print(f"{folder}: images with questions by {', '.join(names)}: {len(rows)}{note}", file=sys.stderr)
+    note = f"; without a line, and left out: {len(seen - used)}" if seen - used else ""
+    print(f"{folder}: images with questions by {', '.join(names)}: {len(rows)}{note}", file=sys.stderr)
     columns = [column for column in COLUMNS if rows and all(column in row for row in rows)]
     table = Dataset.from_dict({column: [row[column] for row in rows] for column in columns})
     return table.cast_column("image", Image()) if rows else table
@@ -617,31 +598,21 @@ def _image_problem(path: str) -> str:
     return ""
 
 
-def _read_metadata(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(file:line, row) of each line. A cell of a CSV file is one text, or a JSON list."""
-    with reading(path), path.open("rb") as file:
-        text = parse_text(file)
-        if path.suffix == ".csv":
-            header = text.partition("\n")[0]
-            reader = csv.DictReader(io.StringIO(text), delimiter=max(",;\t", key=header.count))
-            for cells in reader:
-                where = f"{path}:{reader.line_num}"
-                lists = {key: [cells.get(key)] for key in ("questions", "answers")}
-                for key, [cell] in lists.items():
-                    if str(cell).startswith("["):
-                        lists[key] = _parse(where, str(cell))
-                yield where, cells | lists
-            return
+def _read_metadata(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(file:line, row) of each line of a file. A line of a CSV file has one question."""
+    if path.suffix == ".csv":
+        reader = csv.DictReader(io.StringIO(text))
+        for cells in reader:
+            yield f"{path}:{reader.line_num}", cells | {key: [cells.get(key)] for key in ("questions", "answers")}
+        return
     for i, line in split_lines(text):
-        row = _parse(f"{path}:{i}", line)
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}:{i}: is not valid JSON: {error}") from error
         if not isinstance(row, dict):
             raise DataError(f"{path}:{i}: is not a JSON object")
         yield f"{path}:{i}", row
-
-
-def _parse(where: str, text: str) -> Any:
-    with reading(where, "is not valid JSON"):
-        return json.loads(text)
 
 
 def _check_questions(where: str, row: dict[str, Any]) -> None:

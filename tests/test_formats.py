@@ -16,7 +16,7 @@ from tiny import ROOT
 from traffic_vlm.common.files import DataError
 from traffic_vlm.data.formats import Problems, Record, read_source
 from traffic_vlm.data.formats.drafting import draft_mapping
-from traffic_vlm.data.formats.mapping import LAYOUTS, SHIPPED, SourceMapping, load_mapping
+from traffic_vlm.data.formats.mapping import LAYOUTS, SHIPPED, ClassMapping, SourceMapping, load_mapping, normalize
 from traffic_vlm.data.formats.reading import Folder
 from traffic_vlm.data.scene import CLASSES, SceneObject
 from traffic_vlm.images_traffic_vlm import to_rgb
@@ -125,6 +125,10 @@ def read(folder: Path, mapping: SourceMapping, split: str = "train") -> tuple[li
     return read_source(Folder(folder), mapping, split, problems), problems
 
 
+def meaning(mapping: SourceMapping, name: str) -> ClassMapping:
+    return mapping.classes[normalize(name)]
+
+
 def boxed(category: str, *box: float, **more: Any) -> SceneObject:
     return SceneObject(category, tuple(map(float, box)), **more)  # type: ignore[arg-type]
 
@@ -139,13 +143,10 @@ def case(format: str, files: dict[str, Any], *objects: SceneObject, problem: str
 
 CAR, LEFT = boxed("car", *BOX), boxed("car", 0, 0, 140, 70)
 CROWD, HIDDEN = replace(CAR, is_instance=False), replace(CAR, visible=0.7)
-TURNED = boxed("car", 225, 15, 235, 115)  # a box of 100 × 10, by 90 degrees
 LVIS = [{"id": i, "name": name} for i, name in enumerate(NAMES[:3])]
 FILLED = boxed("car", *BOX, area=280.0 * 140, coverage=((1.0,) * 14,) * 14, is_instance=False)
 HALF = replace(FILLED, area=140.0 * 140, box=(0.0, 0.0, 140.0, 140.0), coverage=((1.0,) * 7 + (0.0,) * 7,) * 14)
-OUTLINES = [[0, 0, 280, 0, 280, 140], [0, 140, 9, 140, 9, 99]]
 KEYPOINTS = {"data.yaml": "names: [Car]\nkpt_shape: [3, 2]"}
-FRAMES = [json.dumps(frame(bdd("Car", *BOX), name=name), ensure_ascii=False) for name in ("a", "b\u2028")]
 READ = [
     case("coco", {"labels.json": coco(("Car", [10, 20, 30, 40]), ("Motor-Bike", [-2, 0, 20, 10]), ("bench", BOX))},
          boxed("car", 10, 20, 40, 60), boxed("motorcycle", 0, 0, 18, 10, visible=0.9)),
@@ -158,8 +159,7 @@ READ = [
     case("coco", {"labels.json": coco(("DontCare", BOX))}, uncertain={"car", "vehicle", "pedestrian"}),
     case("coco", {"labels.json": coco(("Car", BOX), ("Car", BOX))}, CAR, problem="label listed twice"),
     *[case("coco", {"labels.json": named(name)}, CAR)
-      for name in ("./a.jpg", "images\\a.jpg", "C:\\data\\a.jpg", "/home/me/images/a.jpg", "a", "a.JPG", "%61.jpg",
-                   "https://host/b/a.jpg?Credential=1/2&d=3", "/data/local-files/?d=b%5Ca.jpg", "s3://b/a.jpg?d=a.png")],
+      for name in ("./a.jpg", "images\\a.jpg", "C:\\data\\a.jpg", "/home/me/images/a.jpg", "a", "a.JPG")],
     case("coco", {"labels.json": coco(("Car", BOX), images=[{"id": 7, "coco_url": "http://host/val/a.jpg"}])}, CAR),
     *[case("coco", {"labels.json": coco(("Car", BOX), categories=LVIS, images=[{"id": 7, "file_name": "a"} | a])}, CAR,
            uncertain=lost)
@@ -169,21 +169,13 @@ READ = [
         ({"not_exhaustive_category_ids": [0]}, {"car", "vehicle", "motorcycle", "pedestrian"}),
     ]],
     *[case("coco", {"labels.json": named(a), f"images/{b}": SIZE}, CAR, problem="image not listed")
-      for a, b in [("my%20b.jpg", "my b.jpg"), ("b.png", "b.PNG"), (NFC, f"{NFD}.jpg"), ("a.JPG", "a.png")]],
+      for a, b in [("b.png", "b.PNG"), (NFC, f"{NFD}.jpg"), ("a.JPG", "a.png")]],
     *[case("coco", {"labels.json": coco(("Car", {"bbox": BOX, "iscrowd": a}))}, CAR) for a in ("0", "false", None)],
     *[case("coco", {"labels.json": coco(("Car", {"bbox": BOX, key: a}))}, CROWD)
       for key, a in [("iscrowd", 1), ("iscrowd", "true"), ("iscrowd", 1.0), ("ignore", 1), ("ignore", True)]],
-    *[case("coco", {"labels.json": coco(("Car", {"bbox": a, "attributes": more, "segmentation": []}))}, item)
-      for a, more, item in [  # of CVAT
-        ([180, 60, 100, 10], {"rotation": 90.0}, boxed("car", 225, 15, 235, 115)),
-        ([100, 50, 40, 40], {"rotation": "45"}, boxed("car", 91.715729, 41.715729, 148.284271, 98.284271)),
-        (BOX, {"rotation": 0.0, "occluded": True}, HIDDEN),
-    ]],
-    *[case("coco", {"labels.json": coco(("Car", {"bbox": a, "segmentation": OUTLINES}))}, CAR)
-      for a in (None, ["0", 0, 280, 140])],
-    *[case("coco", {"labels.json": named("a.jpg") | {
-         "annotations": [{"image_id": a, "category_id": a, "bbox": BOX}], "categories": [{"id": 7, "name": "Car"}]}},
-         CAR) for a in (7.0, "7", "7.0")],
+    case("coco", {"labels.json": coco(("Car", {"bbox": BOX, "attributes": {"rotation": 0.0, "occluded": True}}))},
+         HIDDEN),  # of CVAT
+    case("coco", {"labels.json": coco(("Car", {"bbox": BOX, "image_id": "7"}))}, CAR),
     *[case("coco", {"labels.json": json.dumps(named("a")).encode(a)}, CAR) for a in ("utf-8-sig", "utf-16")],
     *[case("yolo", {"labels/a.txt": text}, LEFT) for text in [
         "0.0\t.25 .25 .5 .5  \r\n\r\n",
@@ -214,26 +206,16 @@ READ = [
          boxed("car", 10, 20, 30, 60, visible=0.7), boxed("pedestrian", 0, 0, 40, 40, visible=0.0)),
     case("voc", {"annotations/a.xml": voc((" Car", " 1 ", "1", 280, 140, "<truncated>\n1</truncated>"))}, HIDDEN),
     case("voc", {"annotations/a.xml": BOM + XML.encode()}, CAR),
-    *[case("voc", {"annotations/a.xml": f"<annotation><object><name>Car</name>{shape}</object></annotation>"}, item)
-      for shape, item in [
-        ("<robndbox><cx>230</cx><cy>65</cy><w>100</w><h>10</h><angle>1.570796327</angle></robndbox>", TURNED),
-        ("<bndbox><xmin>181</xmin><ymin>61</ymin><xmax>280</xmax><ymax>70</ymax></bndbox><attributes><attribute><name>"
-         "rotation</name><value>-90.0</value></attribute></attributes>", TURNED),
-        ("<polygon><x1>225</x1><y1>15</y1><x2>235</x2><y2>60</y2><x3>230</x3><y3>115</y3></polygon>", TURNED),
-        ("<polygon><pt><x>225</x><y>15</y></pt><pt><x>235</x><y>115</y></pt></polygon><occluded>1</occluded>",
-         replace(TURNED, visible=0.7)),
-    ]],
     case("kitti", {"labels/a.txt": "Car 0.50 1 -1.57 10.0 20.0 30.0 40.0 1.5 1.6 3.7 1 2 10 0\n"
                                    "man 0.00 3 0.2 100 20 130 90 1.5 1.6 3.7 1 2 10 0\n"
                                    "DontCare -1 -1 -10 50 60 69 69\n"},  # less than a patch of 20 × 10
          boxed("car", 10, 20, 30, 40, visible=0.35), boxed("pedestrian", 100, 20, 130, 90, visible=0.0)),
-    case("kitti", {"labels/a.txt": BOM + b"motor bike 0 0 0 0 0 280 140 1 1 1 1 1 1 1 0.9\r\n"},
+    case("kitti", {"labels/a.txt": BOM + b"motor_bike 0 0 0 0 0 280 140 1 1 1 1 1 1 1 0.9\r\n"},
          replace(CAR, category="motorcycle")),
     *[case("bdd100k", {"labels.json": [frame(bdd("Car", *BOX, **{key: flag}))]}, item)
       for key, flag, item in [("occluded", "true", HIDDEN), ("occluded", 1, HIDDEN), ("occluded", "false", CAR),
                               ("truncated", None, CAR), ("crowd", True, CROWD), ("crowd", False, CAR)]],
     case("bdd100k", {"labels.json": {"frames": [frame(bdd("Car", *BOX))]}}, CAR),
-    case("bdd100k", {"labels.json": "\n".join(FRAMES)}, CAR, problem="missing image"),  # U+2028 ends no line
     case("masks", {"masks/a.png": np.where(np.arange(280) < 140, MASK, 255).astype(np.uint8)}, HALF),  # 255: no label
     *[case("masks", {"masks/a.png": Image.new(mode, SIZE, 1)}, FILLED) for mode in ("P", "1", "L", "I;16")],
     case("masks", {"masks/a.png": Image.new("RGB", SIZE, (1, 1, 1))}, FILLED),
@@ -341,19 +323,18 @@ BAD_INPUT = [
       for name in ("b\\c.jpg", "../secret.jpg", "/etc/hosts")],
     bad("coco", {"labels.json": named("a.bmp"), "images/a.png": SIZE}, "two files of one name",
         "image 'a.bmp' may be a.jpg or a.png in"),
-    bad("coco", {"images/a.jpg": b"no image"}, "corrupt image", "a.jpg cannot be opened"),
+    bad("coco", {"images/a.jpg": b"no image"}, "corrupt image", "a.jpg: image cannot be opened"),
     bad("coco", {"images/a.jpg": (140, 280)}, "image size", "is 140 × 280, its annotation is for 280 × 140"),
     *[bad("coco", {"labels.json": coco(("Car", box))}, "bad box", f"[0] (10): box {message}", CARS)
       for box, message in [
-        ([-50, 20, 30, 40], "[-50, 20, 30, 40] of 'Car' lies outside its image of 280 × 140"),
-        ([10, 20, 0, 40], "[10, 20, 0, 40] of 'Car' has no size"),
-        ([10, 20, -30, 40], "[10, 20, -30, 40] of 'Car' has a width that is negative"),
-        ([10, 20, 30, -4], "[10, 20, 30, -4] of 'Car' has a height that is negative"),
+        ([-50, 20, 30, 40], "[-50, 20, 30, 40] of 'Car' lies to 100% outside its image of 280 × 140"),
+        ([10, 20, 0, 40], "[10, 20, 0, 40] of 'Car' has a width or height that is not positive"),
+        ([10, 20, 30, -4], "[10, 20, 30, -4] of 'Car' has a width or height that is not positive"),
         ([200, 100, 160, 80], "[200, 100, 160, 80] of 'Car' lies to 75% outside its image of 280 × 140"),
         ([10, 20, float("nan"), 4], "[10, 20, nan, 4] of 'Car' is not four numbers"),
-        (["10,5", 20, 30, 4], "['10,5', 20, 30, 4] of 'Car' is not four numbers: decimals need a point"),
+        (["10,5", 20, 30, 4], "['10,5', 20, 30, 4] of 'Car' is not four numbers with decimal points"),
         (None, "None of 'Car' is not four numbers"),
-        ({"segmentation": {"counts": "a1", "size": [9, 9]}}, "None of 'Car' is not four numbers"),
+        ({"bbox": BOX, "attributes": {"rotation": "45"}}, "[0, 0, 280, 140] of 'Car' is turned"),
     ]],
     bad("coco", {"labels.json": coco(("hovercraft", BOX))}, "unknown class 'hovercraft'",
         "annotations[0] (10): class 'hovercraft' is not in the mapping of 'test'", EVERYTHING),
@@ -361,17 +342,13 @@ BAD_INPUT = [
         "annotations[0] (10): there is no image 99", EVERYTHING),  # no label at all belongs to an image
     *[bad("coco", {"labels.json": coco(("Car", BOX), ("man", {"image_id": key}))}, "annotation without image",
           "(11): there is", lost)
-      for key, lost in [(99, ()), (None, EVERYTHING), (float("nan"), EVERYTHING)]],  # 99: an image that was left out
+      for key, lost in [(99, ()), (None, EVERYTHING)]],  # 99: an image that was left out
     # Each of two entries of an image may lack the labels of the other.
     *[bad("coco", {"labels.json": coco(images=[{"id": i, "file_name": "a.jpg"} for i in ids])}, "bad record", message,
           count=2)
-      for ids, message in [((1, 2), "[0] (1): image a.jpg is listed 2 times"), ((1, 1.0), "[0] (1): another image")]],
+      for ids, message in [((1, 2), "[0] (1): image a.jpg is listed 2 times"), ((1, "1"), "[0] (1): another image")]],
     *[bad("coco", {"labels.json": text}, "bad file", "labels.json: ")
       for text in ("{", "[]", '{"images": {}, "annotations": 1, "categories": 2}', "{}".encode("utf-16-le"))],
-    bad("coco", {"labels.json": coco(annotations=[{"image_id": 7, "segments_info": []}])}, "bad file",
-        "cannot be read: it is panoptic COCO: use instances_*.json of the same images"),
-    bad("coco", {"labels.json": coco(images=[{"id": 7, "file_name": "a.jpg", "width": -280, "height": 140}])},
-        "image size", "the size -280 × 140 of its annotation is negative"),
     bad("coco", {"labels.json": coco(images=[3])}, "bad record", "images[0]: is not a JSON object"),
     *[bad(format, {"labels/a.txt": f"\n{row}\n"}, "bad record", f"labels/a.txt:2: {row!r} is not a", EVERYTHING)
       for format, row in [
@@ -384,21 +361,19 @@ BAD_INPUT = [
     *[bad("yolo", {"labels/a.txt": row}, "bad box", f"labels/a.txt:1: box {row} of 'Car' {message}", CARS)
       for row, message in [
         ("0 x 1 2 3", "is not four numbers"),
-        ("0 0,5 0,5 1 1", "is not four numbers: decimals need a point"),
+        ("0 0,5 0,5 1 1", "is not four numbers with decimal points"),
         ("0 140 70 20 30", "is not in fractions of the image"),
         ("0 100 50 150 50 150 90", "is not in fractions of the image"),
-        ("0 0.5 0.5 0.2 0.2 0.9", "has 5 numbers; it needs 4 for a box, or an even count for an outline"),
+        ("0 0.5 0.5 0.2 0.2 0.9", "has 5 numbers; it needs 4 for a box, or an even count for an outline without"),
         ("0 0.5 0.5 0.2 0.2 0.9 12", "is not in fractions of the image"),  # a confidence and the id of a track
-        ("0 0.5 0.5 0.2 0.2 0.5 0.5 2", "has 7 numbers; it needs 4 for a box, or an even count for an outline: "
-         'keypoints need "kpt_shape" in data.yaml'),
     ]],
     bad("yolo", {"labels/a.txt": "0 0.5 0.5 1 1 0.5 0.5", "data.yaml": "names: [Car]\nkpt_shape: [2, 2]"},
-        "bad box", "has 6 numbers; by kpt_shape of data.yaml it needs 4 + 4", CARS),
+        "bad box", "has 6 numbers; it needs 4 for a box, or 4 + 4, by kpt_shape of data.yaml", CARS),
     *[bad("yolo", {"data.yaml": text}, "bad file", "data.yaml: class names cannot be read: ")
       for text in ("", "names: [", "names: {x: A}")],
     *[bad("yolo", {"data.yaml": f"names: {text}"}, "bad file", f"names must be a list, or {{id: name}}, got {got}")
       for text, got in [("car", "'car'"), ("[[car]]", "[['car']]"), ("{0: [car]}", "{'0': ['car']}")]],
-    bad("yolo", {"data.yaml": "names: [Car]\nkpt_shape: 17"}, "bad file", "kpt_shape is not [number of keypoints, 2"),
+    bad("yolo", {"data.yaml": "names: [Car]\nkpt_shape: 17"}, "bad file", "kpt_shape must be [number of keypoints, 2"),
     *[bad("yolo", files | {"labels/a.txt": f"{i} 0.5 0.5 1 1"}, f"unknown class '{name}'",
           f"labels/a.txt:1: class '{name}'", EVERYTHING)
       for i, files, name in [
@@ -417,7 +392,7 @@ BAD_INPUT = [
     bad("kitti", {"images/b.png": SIZE}, "image without annotation", "images/b.png: has no annotation in", ()),
     bad("kitti", {"labels/a.txt": b"\xff\xfe\xff"}, "bad file", "labels/a.txt: cannot be read"),
     bad("voc", {"annotations/a.xml": "<annotation>"}, "bad file", "a.xml: cannot be read: no element"),
-    bad("voc", {"annotations/a.xml": "<annotations/>"}, "bad file", "its root is <annotations>, not <annotation>, as"),
+    bad("voc", {"annotations/a.xml": "<annotations/>"}, "bad file", "its root is <annotations>, not <annotation> of"),
     bad("voc", {"annotations/a.xml": voc(size=(9, 9))}, "image size", "280 × 140, its annotation is for 9 × 9"),
     *[bad("voc", {"annotations/a.xml": voc(("Car", *box))}, "bad box", message, CARS)
       for box, message in [((9, 9, "x", 9), "a.xml, object 0: box ['9', '9', 'x', '9'] of"),
@@ -457,23 +432,9 @@ def test_a_lost_light_makes_lights_and_their_states_uncertain(tmp_path):
     assert problems.counts == {"bad box": 1} and not record.scene.exhaustive and not record.scene.attributed
 
 
-@pytest.mark.parametrize(
-    ("format", "files", "message"),
-    [
-        ("coco", {"labels.json": coco(*[("Car", [150 + i, 70, 200, 90]) for i in range(3)])}, "3 of 3 boxes leave"),
-        ("yolo", {"labels/a.txt": "0 0.6 0.5 0.9 0.8\n0 0.7 0.9 0.8 1\n0 0.1 0.1 0.2 0.2"}, "2 of 3 boxes leave"),
-        ("yolo", {"labels/a.txt": "0 0.6 0.5 0.9 0.8\n0 0.7 0.9 0.8 1"}, ""),  # too few to tell
-    ],
-)
-def test_corners_in_place_of_sizes_are_suspected(tmp_path, format, files, message):
-    _, problems = read(tmp_path, source(tmp_path, format, files))
-    found = [text for text in problems.messages if "leave their image: are these corners?" in text]
-    assert bool(found) == bool(message) and message in "".join(found)
-
-
 def test_two_names_of_one_class_id_are_an_error(tmp_path):
-    same = coco(categories=[{"id": 1, "name": "Car"}, {"id": 1.0, "name": "man"}])
-    with pytest.raises(DataError, match=r"categories\[1\] \(1.0\): categories 'Car' and 'man' have the same id 1"):
+    same = coco(categories=[{"id": 1, "name": "Car"}, {"id": "1", "name": "man"}])
+    with pytest.raises(DataError, match=r"categories\[1\] \(1\): categories 'Car' and 'man' have the same id 1"):
         read(tmp_path / "coco", source(tmp_path / "coco", "coco", {"labels.json": same}))
 
 
@@ -576,7 +537,7 @@ A, B = "a/images/1.jpg", "b/images/2.jpg"
         ("path: /content/set\ntrain: b/images", {}, [B]),
         ("train: C:\\set\\b\\images", {}, [B]),
         ("train: ../b/images", {}, [B]),
-        ("train: c", {"c/images/3.jpg": SIZE, "c/images/labels/3.txt": LINE}, ["c/images/3.jpg"]),
+        ("train: c", {"c/images/3.jpg": SIZE, "c/labels/3.txt": LINE}, ["c/images/3.jpg"]),
         ("train: c", {"c/3.jpg": SIZE, "c/3.txt": LINE}, ["c/3.jpg"]),
     ],
 )  # fmt: skip
@@ -589,9 +550,9 @@ def test_the_folders_of_a_data_yaml_are_read(tmp_path, data, files, found):
     assert all(record.scene.objects for record in records) and not problems.counts, problems.messages
 
 
-@pytest.mark.parametrize("name", ["train\\1.jpg", "my%201.jpg", "1", "/data/train/1.jpg"])
+@pytest.mark.parametrize("name", ["train\\1.jpg", "1", "/data/train/1.jpg"])
 def test_a_coco_file_beside_the_folder_of_its_images_is_found(tmp_path, name):
-    files: dict[str, Any] = {f"{split}/{'my ' * ('%' in name)}1.jpg": SIZE for split in ("train", "val")}
+    files: dict[str, Any] = {f"{split}/1.jpg": SIZE for split in ("train", "val")}
     for split in ("train", "val"):
         files[f"{split}.json"] = named(name.replace("train", split)) | {"info": {"exhaustive": ["Car"]}}
     mapping = draft(tmp_path, files)
@@ -605,8 +566,8 @@ def test_what_a_source_says_is_exhaustive_is_drafted(tmp_path):
     files = {"train/a.jpg": SIZE, "train.json": data | {"info": {"exhaustive": stated}}, "val.json": "{"}
     mapping = draft(tmp_path, files)
     assert mapping.exhaustive == {"vehicle", "bus", "motorcycle", "person"}  # not each car, nor yellow lights
-    assert mapping.attributed == {"traffic light": {"state"}} and mapping.find("hydrant").category is None
-    assert mapping.find("vehicle").maybe == frozenset() and mapping.find("motorcycle").maybe == {"person"}
+    assert mapping.attributed == {"traffic light": {"state"}} and meaning(mapping, "hydrant").category is None
+    assert meaning(mapping, "vehicle").maybe == frozenset() and meaning(mapping, "motorcycle").maybe == {"person"}
     notes = "".join(json.loads((tmp_path / "draft.json").read_text())["notes"])
     assert f"Left out: {tmp_path}/val.json: cannot be read" in notes
 
@@ -638,22 +599,14 @@ def test_yolo_1_1_of_cvat_is_drafted(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"annotations.xml": "<annotations/>"}, r"annotations\.xml: .*: export PASCAL VOC 1\.1, COCO"),
-        ({"tasks.json": [{"data": {"image": "/data/a.jpg"}}]}, r"tasks\.json: .* Label Studio: export COCO"),
-        ({"train/a.json": {"shapes": []}}, r"train/a\.json: cannot be read: it is JSON of LabelMe: convert it"),
-        ({"panoptic.json": coco(annotations=[{"segments_info": []}])}, r"panoptic\.json: .*: use instances_\*\.json"),
-        ({"via.json": {"a.jpg1": {"regions": []}}}, r"via\.json: .* JSON of VGG Image Annotator: export COCO"),
-        ({"train/labels.csv": "filename,class,xmin"}, r"train/labels\.csv is a table: export COCO JSON, YOLO"),
-        ({"x.json": {"a": 1}}, r"x\.json: it is JSON of another form, export COCO JSON, .*: 'categories'"),
-        ({"obj.names": "car"}, r"obj\.names: train, val and test are not folders"),
-        ({"classes.txt": "car"}, r'classes\.txt is of YOLO: write a data\.yaml with "names" and "train: images"'),
+        ({"annotations.xml": "<annotations/>"}, r"export one of these, .*annotations\.xml: .* root is <annotations>"),
+        ({"tasks.json": [{"data": {"image": "/data/a.jpg"}}]}, r"tasks\.json: it is JSON of another form: TypeError"),
+        ({"panoptic.json": coco(annotations=[{"segments_info": []}])}, r"panoptic\.json: .* KeyError\('category_id'"),
         ({"data.yaml": "names: car\ntrain: ."}, r"data\.yaml: class names cannot be read: names must be a list"),
         ({}, "has none of a data.yaml with image folders, COCO JSON files or Pascal VOC XML files"),
         ({"data.yaml": "names: [A]\ntrain: [a, b]\nval: c.txt"},
-         r"not folders inside of .*: train: \['a', 'b'\] of data.yaml is no folder .* val: c.txt of"),
-        ({"data.yaml": "names: [forklift]\ntrain: ."}, r"none of its classes \(forklift\) .* of .*draft.json, and"),
-        ({"data.yaml": "names: [car]\ntrain: ../out"},
-         r"train: \.\./out of data.yaml is no folder inside of .*; a mapping file tells"),
+         r"has none of .*: train: \['a', 'b'\] of data.yaml is no folder .* val: c.txt of"),
+        ({"data.yaml": "names: [car]\ntrain: ../out"}, r"train: \.\./out of data.yaml is no folder inside of"),
         ({"Annotations/1.xml": "<annotation/>"}, "has none of its 1 images"),
         ({"a.xml": "<annotation><object></annotation>"}, r"a\.xml: cannot be read: mismatched tag: line 1, column 22"),
         ({"a.json": "{'images': []}"}, r"a\.json: cannot be read: Expecting property name"),
@@ -684,10 +637,10 @@ def test_a_draft_stays_inside_of_its_folder(tmp_path):
 def test_meanings_of_classes(tmp_path):
     names = {"car": "car", "dog": "dog", f"Fu{NFC}_x": "vehicle", "cat": {"class": "animal", "maybe": []}}
     mapping = source(tmp_path, "coco", classes=names, exhaustive=["car", "dog"])
-    found = mapping.find(f"fu{NFD}-X")  # in another case and form
-    assert found.category == "vehicle" and found.maybe == {"car"} and mapping.find("cat").maybe == frozenset()
+    found = meaning(mapping, f"fu{NFD}-X")  # in another case and form
+    assert found.category == "vehicle" and found.maybe == {"car"} and meaning(mapping, "cat").maybe == frozenset()
     mapping = source(tmp_path, "coco", classes={"parked": "parked car", "van": "vehicle"}, exhaustive=["parked car"])
-    assert mapping.find("van").maybe == {"parked car"}  # members of members, too
+    assert meaning(mapping, "van").maybe == {"parked car"}  # members of members, too
 
 
 def test_shipped_mappings_are_valid():
@@ -702,7 +655,6 @@ def test_shipped_mappings_are_valid():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"classes": {"stop_sign": "stop sign", "Stop sign": None}}, "'Stop sign' occurs twice, in two spellings"),
         ({"classes": {"Car": "automobile"}}, "'Car': 'automobile' is not one of"),
         ({"classes": {"Car": {"class": None, "maybe": ["spaceship"]}}}, "'Car': 'spaceship' is not one of"),
         ({"classes": {"Car": {"class": "car", "color": "pink"}}}, "color of 'Car': 'pink' is not one of white"),

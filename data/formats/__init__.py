@@ -10,7 +10,7 @@ from ...common.files import DataError
 from . import bdd100k, coco, kitti, masks, voc, yolo
 from .mapping import SourceMapping
 from .reading import Folder, Unusable
-from .scene_builder import Record, SceneBuilder
+from .scene_builder import Record, SceneBuilder, upright_size
 from .split import Problems, Split
 
 
@@ -30,16 +30,13 @@ def read_source(folder: Folder, mapping: SourceMapping, split: str, problems: Pr
         images = Split(folder, mapping, split, problems)
         for name, where, annotation in reader.list_images(images):
             try:
-                scene = SceneBuilder(images, name, where)
+                image = images.paths["images"] / name
+                size = folder.read(image, upright_size, message="image cannot be opened", kind="corrupt image")
+                scene = SceneBuilder(images, name, where, *size)
                 reader.add_labels(scene, annotation)
                 records += [record] if (record := scene.finish()) else []
             except Unusable as error:
                 problems.add(*error.args)
-        count, leaving = images.boxes["all"], images.boxes["leaving"]
-        if count >= 3 and leaving > count / 2:
-            guess = "corners" if mapping.format in ("coco", "yolo") else "for images of another size"
-            message = f"{leaving} of {count} boxes leave their image: are these {guess}?"
-            problems.add("boxes that leave their image", folder.root, message, count=leaving)
     except Unusable as error:  # a file that all images need
         problems.add(*error.args)
     if not records:

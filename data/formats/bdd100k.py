@@ -4,13 +4,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..scene import ATTRIBUTES, SCENE_ATTRIBUTES
+from .mapping import normalize
 from .reading import Unusable, to_number
 from .scene_builder import SceneBuilder
 from .split import ImageEntry, Split
 
 
 def list_images(split: Split) -> Iterator[ImageEntry]:
-    """Images; the annotation is a frame of the list, of {"frames": [...]}, or of JSON lines."""
+    """Images; the annotation is a frame of the list, or of {"frames": [...]}."""
     [frames] = split.records("annotations", "frames")
     return split.by_name([(str(frame.get("name")), where, frame) for where, frame in frames])
 
@@ -24,7 +25,7 @@ def add_labels(scene: SceneBuilder, frame: dict[str, Any]) -> None:
     for i, label in enumerate(labels):
         where, label = f"{scene.where}, label {i}", label if isinstance(label, dict) else {}
         name = str(label.get("category"))
-        meaning = mapping.find(name)
+        meaning = mapping.classes.get(normalize(name))
         attributed = mapping.attributed.get(meaning.category or "", ()) if meaning else ()
         attributes = _translate(scene, [key for key in ATTRIBUTES if key in attributed], label, where)
         written = [_part(label, "box2d").get(key) for key in ("x1", "y1", "x2", "y2")]

@@ -4,6 +4,7 @@ Classes are matched by name. The notes of a draft say which have no category, an
 """
 
 import json
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -14,10 +15,10 @@ from typing import Any
 from ...common.files import DataError, atomic_write_text
 from ...common.image_files import select_files
 from ..scene import CLASSES, LIGHT_STATES, classes_of
-from .coco import to_key
 from .mapping import MAPPINGS, SourceMapping, normalize, parse_mapping
-from .reading import EXPORT, Folder, Unusable, parse_json, parse_xml, reading
-from .split import paths_of, plain_name, replace_last, stem_of
+from .reading import Folder, Unusable
+from .split import index_files, plain_name, replace_last
+from .voc import parse_xml
 from .yolo import DATA_FILES, read_data
 
 
@@ -40,40 +41,28 @@ def draft_mapping(folder: Folder, path: Path) -> tuple[SourceMapping, str]:
     """(mapping, text) for a folder: the text says how its classes are read. The mapping is also saved, at `path`.
 
     Raises:
-        DataError: the folder has no labels that are read; none of its classes has the name of one of our categories;
-            or `path` exists with other content, such as an edited draft.
+        DataError: the folder has no labels that are read, or `path` exists with other content, as an edited draft.
     """
-    root, notes = folder.root, list[str]()
-    try:
-        for find in (_find_yolo, _find_coco, _find_voc):
-            found = find(folder)
-            if found.splits:
-                break
-            notes += found.notes
-        else:
-            for name in folder.files(root):
-                if name.lower().endswith((".csv", ".tsv")):
-                    notes.append(f"{root / name} is a table: {EXPORT} from the tool that wrote it")
-                if name.endswith(("classes.txt", "obj.names")):
-                    notes.append(f'{root / name} is of YOLO: write a data.yaml with "names" and "train: images"')
-            message = f"{root} has none of a data.yaml with image folders, COCO JSON files or Pascal VOC XML files"
-            raise DataError("; ".join([message, *notes[:3]]))
-    except DataError as error:
-        by_hand = f"a mapping file tells how to read it: --source MAPPING.json={root}, see docs/data.md"
-        raise DataError(f"{error}; {by_hand}") from error
+    root, use, notes = folder.root, f"--source {path}={folder.root}", list[str]()
+    for find in (_find_yolo, _find_coco, _find_voc):
+        found = find(folder)
+        if found.splits:
+            break
+        notes += found.notes
+    else:
+        labels = "a data.yaml with image folders, COCO JSON files or Pascal VOC XML files"
+        message = f"{root} has none of {labels}: export one of these, or write a mapping file (docs/data.md)"
+        raise DataError("; ".join([message, *notes[:3]]))
     content: dict[str, Any] = {"name": root.resolve().name, "format": found.format, "splits": found.splits}
     content |= match_classes(found)
-    text, use = json.dumps(content, indent=2, ensure_ascii=False) + "\n", f"--source {path}={root}"
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     if path.exists() and path.read_bytes() != text.encode():
         why = f"{path} differs from the draft for {root}: it was edited, the folder changed, or it is of another one"
         raise DataError(f"{why}. {use} uses it as it is; for a new draft, delete it or choose another --output_dir")
     atomic_write_text(path, text)
-    if found.names and not any(content["classes"].values()):
-        why = f"none of its classes ({', '.join(found.names)}) has the name of one of our categories"
-        raise DataError(f"{root}: {why}: map them under 'classes' of {path}, and use {use}")
     mapping = parse_mapping(content)
-    meanings = ((name, mapping.find(name)) for name in content["classes"])
-    read_as = ", ".join(f"{name} = {(one and one.category) or 'ignored'}" for name, one in meanings)
+    meanings = ((name, mapping.classes[normalize(name)].category) for name in content["classes"])
+    read_as = ", ".join(f"{name} = {category or 'ignored'}" for name, category in meanings)
     lines = [f"{root} is read as {found.format}, by {path}:", read_as, *content["notes"], f"To change it: {use}"]
     return mapping, "\n  ".join(line for line in lines if line)
 
@@ -103,8 +92,6 @@ def match_classes(found: Found) -> dict[str, Any]:
     if unmatched := [name for name in found.names if name not in meanings]:
         unknown = "nothing is known to be absent from their images. Add them to 'classes', with a category or null."
         notes.append(f"No category for {', '.join(unmatched)}: {unknown}")
-    if not found.names:
-        notes.append("No object is labeled: only --scene_labels or questions of your own tell what the images show.")
     lights = [entry for entry in meanings.values() if entry["class"] == "traffic light"]
     has_states = bool(lights) and all("state" in entry for entry in lights)
     classes = {name: entry if len(entry) > 1 else entry["class"] for name, entry in meanings.items()}
@@ -116,7 +103,7 @@ def match_classes(found: Found) -> dict[str, Any]:
 def _known_names() -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Entries of a mapping by name from `normalize`: of our categories, and of lights and other classes of COCO."""
     own = {normalize(form): {"class": name} for name, (one, many, _) in CLASSES.items() for form in (name, one, many)}
-    coco = json.loads((MAPPINGS / "coco.json").read_text(encoding="utf-8"))["classes"] | {"hydrant": None}
+    coco = json.loads((MAPPINGS / "coco.json").read_text(encoding="utf-8"))["classes"]
     others = {normalize(name): entry if isinstance(entry, dict) else {"class": entry} for name, entry in coco.items()}
     lights = {f"{state}light": {"class": "traffic light", "state": state} for state in LIGHT_STATES}
     return own, {name: entry for name, entry in (others | lights).items() if name not in own}
@@ -130,30 +117,22 @@ def _find_yolo(folder: Folder) -> Found:
         return found
     data = read_data(path, folder, keep=True)
     found.names = list(data["names"].values())
-    places = [(_split_of(place), place.name) for place in sorted(root.glob("obj_*_data"))]
-    for split, value in places if path.name == "obj.names" else [(split, data.get(split)) for split in SPLITS]:
-        images = _find_images(root, value, data) if isinstance(value, str) and split not in found.splits else None
-        if images is not None:
+    values = {split: data[split] for split in SPLITS if data.get(split)}
+    if path.name == "obj.names":
+        values = {_split_of(place): place.name for place in sorted(root.glob("obj_*_data"))}
+    for split, value in values.items():
+        # Roboflow writes "../train/images" for "train/images" next to data.yaml, others the path on their machine.
+        parts = PurePosixPath(plain_name(str(value))).parts
+        options = [Path(plain_name(str(data.get("path", ""))), *parts), *(Path(*parts[i:]) for i in range(len(parts)))]
+        places = [(root.resolve() / option).resolve() for option in options]
+        inside = [place for place in places if place.is_relative_to(root.resolve()) and place.is_dir()]
+        if inside:
+            images = inside[0].relative_to(root.resolve()).as_posix()
             # Like Ultralytics: in place of the last folder "images", otherwise in the folder of the images.
-            labels = Path(replace_last(images.as_posix(), "images", "labels"))
-            if not (root / labels).is_dir() and (root / images / "labels").is_dir():
-                labels = images / "labels"
-            found.splits[split] = {"images": images.as_posix(), "labels": labels.as_posix()}
-        elif value:
+            found.splits[split] = {"images": images, "labels": replace_last(images, "images", "labels")}
+        else:
             found.notes.append(f"Left out: {split}: {value} of {path.name} is no folder inside of {root}.")
-    if not found.splits:
-        raise DataError(" ".join([f"{path}: train, val and test are not folders inside of {root}.", *found.notes]))
     return found
-
-
-def _find_images(root: Path, value: str, data: dict[str, Any]) -> Path | None:
-    """The folder of images, relative to `root`, that a value of data.yaml names; None if there is none inside."""
-    parts, root = PurePosixPath(plain_name(value)).parts, root.resolve()
-    # Roboflow writes "../train/images" for "train/images" next to data.yaml, others the path on their machine.
-    options = [Path(plain_name(str(data.get("path", ""))), *parts), *(Path(*parts[i:]) for i in range(len(parts)))]
-    places = [(root / option).resolve() for option in options]
-    found = next((place.relative_to(root) for place in places if place.is_relative_to(root) and place.is_dir()), None)
-    return found / "images" if found is not None and (root / found / "images").is_dir() else found
 
 
 def _find_coco(folder: Folder) -> Found:
@@ -163,15 +142,17 @@ def _find_coco(folder: Folder) -> Found:
     # COCO itself also has files of captions and keypoints of the same images.
     for path in [path for path in files if path.name.startswith("instances_")] or files:
         try:
-            data = folder.read(root / path, parse_json, keep=True)
-            with reading(root / path, f"it is JSON of another form, {EXPORT}"):
-                names = {to_key(entry["id"]): str(entry["name"]) for entry in data["categories"]}
-                used = {to_key(label.get("category_id")) for label in data["annotations"]}
-                used |= {to_key(key) for image in data["images"] for key in image.get("neg_category_ids") or ()}
-                listed = [str(image.get("file_name") or image.get("coco_url")) for image in data["images"]]
-                exhaustive = (data.get("info") or {}).get("exhaustive")
+            data = folder.read(root / path, json.load, keep=True)
+            names = {str(entry["id"]): str(entry["name"]) for entry in data["categories"]}
+            used = {str(label["category_id"]) for label in data["annotations"]}
+            used |= {str(key) for image in data["images"] for key in image.get("neg_category_ids") or ()}
+            listed = [str(image.get("file_name") or image.get("coco_url")) for image in data["images"]]
+            exhaustive = (data.get("info") or {}).get("exhaustive")
         except Unusable as error:
             found.notes.append(f"Left out: {error}.")
+            continue
+        except (AttributeError, KeyError, TypeError) as error:
+            found.notes.append(f"Left out: {root / path}: it is JSON of another form: {error!r}.")
             continue
         _add_split(found, folder, path, listed, {"annotations": path})
         found.names += [name for key, name in names.items() if key in used or name in (exhaustive or ())]
@@ -204,10 +185,11 @@ def _find_voc(folder: Folder) -> Found:
 
 def _add_split(found: Found, folder: Folder, path: Path, listed: list[str], files: dict[str, Path]) -> None:
     """Add the split that `path` names, with these files and the folder of most of the listed images."""
-    keys = {key for name in listed for _, key in paths_of(name)}
+    stems = [os.path.splitext(plain_name(name))[0].split("/") for name in listed]
+    ends = {"/".join(stem[start:]) for stem in stems for start in range(len(stem))}
     split, counts = _split_of(path), Counter[PurePosixPath]()
-    for image in map(PurePosixPath, select_files(folder.files(folder.root))[0]):
-        counts.update(parent for parent in image.parents if stem_of(image.relative_to(parent).as_posix()) in keys)
+    for image in map(PurePosixPath, index_files(select_files(folder.files(folder.root))[0])):
+        counts.update(parent for parent in image.parents if image.relative_to(parent).as_posix() in ends)
     if not counts:
         such = f", such as {listed[0]!r}" if listed else ""
         raise DataError(f"{folder.root / path}: {folder.root} has none of its {len(listed)} images{such}")

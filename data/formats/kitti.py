@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from itertools import takewhile
 from pathlib import Path
 
 from .reading import to_number
@@ -19,18 +18,12 @@ def list_images(split: Split) -> Iterator[ImageEntry]:
 
 
 def add_labels(scene: SceneBuilder, path: Path) -> None:
-    """Add lines of type, truncated, occluded, alpha, left, top, right, bottom; the rest of a line is ignored.
-
-    A type may have several words, such as "traffic light": it ends before the first number.
-    """
+    """Add lines of type, truncated, occluded, alpha, left, top, right, bottom; the rest of a line is ignored."""
     for where, line in scene.split.folder.lines(path):
-        fields = line.split()
-        words = list(takewhile(lambda field: math.isnan(to_number(field)), fields))
-        numbers = fields[len(words) :][:7]
-        values = [to_number(number) for number in numbers]
-        if words and len(values) == 7 and all(map(math.isfinite, values)):
+        name, *written = line.split()[:8]
+        values = list(map(to_number, written))
+        if len(values) == 7 and all(map(math.isfinite, values)):
             visible = VISIBLE.get(int(values[1]), 1.0) * (1.0 - max(values[0], 0.0))
-            scene.add(" ".join(words), values[3:], where, " ".join(numbers[3:]), visible=visible)
+            scene.add(name, values[3:], where, " ".join(written[3:]), visible=visible)
         else:
-            message = f"{line[:80]!r} is not a KITTI label: a type, then 7 numbers or more, with decimal points"
-            scene.reject("bad record", where, message)
+            scene.reject("bad record", where, f"{line[:80]!r} is not a type of one word and 7 numbers or more")

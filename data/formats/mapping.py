@@ -14,12 +14,12 @@ from typing import Any
 
 from ...common.files import DataError
 from ..scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, classes_of, is_a
-from .reading import parse_text, reading
+from .reading import reason_of
 
 
 MAPPINGS = Path(__file__).parent / "mappings"
 SHIPPED = sorted(path.stem for path in MAPPINGS.glob("*.json"))
-# Required keys of a split; "yolo" may also have the file "classes"
+# Required keys of a split
 BOXES = {"coco": "annotations", "yolo": "labels", "voc": "annotations", "kitti": "labels", "bdd100k": "annotations"}
 LAYOUTS = {format: {"images", key} for format, key in BOXES.items()} | {"masks": {"images", "masks", "classes"}}
 
@@ -31,6 +31,8 @@ class ClassMapping:
     category: str | None  # a key of CLASSES; None if the class is ignored
     attributes: dict[str, str] = field(hash=False)  # of every object of the class
     maybe: frozenset[str]  # other categories that an object of the class may have
+    doubted: frozenset[str]  # with an object in the image, categories of which there may be more than are labeled
+    lost: frozenset[str]  # the same if its label cannot be used
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,13 @@ class SourceMapping:
 
     name: str  # of the source
     format: str  # a key of LAYOUTS
-    # {"train": {"images": folder, and "annotations", "labels", "masks", "classes" as the format needs; "only" and
+    # {"train": {"images": folder, and "annotations", "labels", "masks", "classes" as LAYOUTS says; "only" and
     # "except": lists of patterns of image paths below that folder, without suffix; "list": a text file of such paths;
     # "part": for coco, only images whose entry has it}}; paths are relative to the source's folder, and inside it
     splits: dict[str, dict[str, Any]]
     # {class name of the source: category}; null ignores the class. The long form is {"class": category or null,
-    # "maybe": [other possible categories], attribute: value}. Case, "_", "-" and spaces make no difference.
+    # "maybe": [other possible categories], attribute: value}. Case, "_", "-" and spaces make no difference: the keys
+    # of a checked mapping are as `normalize` gives them.
     classes: dict[str, ClassMapping]
     exhaustive: frozenset[str] = frozenset()  # categories of which every visible object is labeled
     attributed: dict[str, frozenset[str]] = field(default_factory=dict)  # {category: attributes that all have}
@@ -56,10 +59,6 @@ class SourceMapping:
     presence: dict[str, Any] = field(default_factory=lambda: {"absent": 0, "present": 0, "at": [1, 1]})
     group: str = ""  # key of an image's entry that names its camera or drive, for coco
     unlabeled: str = ""  # "empty": an image without labels was not labeled, rather than being an empty scene
-
-    def find(self, name: str) -> ClassMapping | None:
-        """The meaning of a class name, or None if the mapping does not list it."""
-        return self.classes.get(normalize(name))
 
 
 @lru_cache(maxsize=4096)
@@ -76,8 +75,10 @@ def load_mapping(mapping: str | Path) -> SourceMapping:
     path = Path(mapping) if Path(mapping).suffix == ".json" else MAPPINGS / f"{mapping}.json"
     if not path.is_file():
         raise DataError(f"{path}: cannot be read, there is no such file; shipped mappings are {', '.join(SHIPPED)}")
-    with reading(path, "not a mapping file"), path.open("rb") as file:
-        return parse_mapping(json.loads(parse_text(file)))
+    try:
+        return parse_mapping(json.loads(path.read_bytes()))
+    except Exception as error:  # values of other types raise almost anything
+        raise DataError(f"{path}: not a mapping file: {reason_of(error)}") from error
 
 
 def parse_mapping(raw: dict[str, Any]) -> SourceMapping:
@@ -90,11 +91,9 @@ def parse_mapping(raw: dict[str, Any]) -> SourceMapping:
     for scene_attributes in (mapping.scene_attributes, *mapping.scene_attributes_of.values()):
         for name, value in scene_attributes.items():
             _check(name, [value], SCENE_ATTRIBUTES.get(name, ()))
-    classes: dict[str, ClassMapping] = {}
-    for name, entry in mapping.classes.items():
-        meaning = _parse_class(name, entry, mapping.exhaustive)
-        if classes.setdefault(normalize(name), meaning) != meaning:
-            raise ValueError(f"classes: {name!r} occurs twice, in two spellings, with different meanings")
+    classes = {
+        normalize(name): _parse_class(name, entry, mapping.exhaustive) for name, entry in mapping.classes.items()
+    }
     mapped = [name for name in CLASSES if any(meaning.category == name for meaning in classes.values())]
     _check("exhaustive", mapping.exhaustive, [name for name in CLASSES if any(is_a(one, name) for one in mapped)])
     _check("attributed", mapping.attributed, mapped)
@@ -118,7 +117,9 @@ def _parse_class(name: str, entry: Any, exhaustive: Iterable[str]) -> ClassMappi
     _check(repr(name), maybe, CLASSES)
     for attribute, value in attributes.items():
         _check(f"{attribute} of {name!r}", [value], ATTRIBUTES.get(attribute, ()))
-    return ClassMapping(category, attributes, frozenset(maybe))
+    own = frozenset(classes_of(category) if category else ())
+    lost = own.union(*map(classes_of, maybe))
+    return ClassMapping(category, attributes, frozenset(maybe), lost - own | set(maybe), lost)
 
 
 def _check(where: str, found: Iterable[Any], allowed: Iterable[Any]) -> None:

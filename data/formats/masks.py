@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from ..scene import GRID, SceneObject
-from .coco import to_key
-from .mapping import ClassMapping
+from .mapping import ClassMapping, normalize
 from .reading import Unusable
 from .scene_builder import SceneBuilder
 from .split import ImageEntry, Split
@@ -21,12 +19,12 @@ IGNORED = 255  # "void", "ignore": pixels without a label, in most data sets
 def list_images(split: Split) -> Iterator[ImageEntry]:
     """Images; the annotation is (path of the mask, {id: class name})."""
     [categories] = split.records("classes", "categories")
-    names = {to_key(entry.get("id")): str(entry.get("name")) for _, entry in categories}
+    names = {str(entry.get("id")): str(entry.get("name")) for _, entry in categories}
     for name, where, path in split.pairs("masks", ".png", ".bmp", ".tif", ".tiff"):
         yield name, where, (path, names)
 
 
-def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[Any, str]]) -> None:
+def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[str, str]]) -> None:
     """Add one object for each category in a mask: all of its pixels together, which are not an instance.
 
     An area smaller than "absent" of the mapping's "presence" is ignored. One smaller than "present" may be an error:
@@ -36,11 +34,15 @@ def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[Any, str]]) -> 
     mask = _read(scene, path)
     ids_of: dict[ClassMapping, list[int]] = {}
     found = set(np.unique(mask).tolist())
-    if IGNORED not in names and found - {0, IGNORED}:  # in a mask of 0 and 255 only, 255 may be a class, in white
+    if str(IGNORED) not in names and found - {0, IGNORED}:  # in a mask of 0 and 255 only, 255 may be a class, in white
         found.discard(IGNORED)
+    scene.num_labels = len(found)
     for class_id in map(int, sorted(found)):
-        mapping = scene.find(names.get(class_id, f"id {class_id}"), scene.where)
-        if mapping is not None and (mapping.category or mapping.maybe):
+        name = names.get(str(class_id), f"id {class_id}")
+        mapping = scene.split.mapping.classes.get(normalize(name))
+        if mapping is None:
+            scene.reject_class(name, scene.where)
+        elif mapping.category or mapping.maybe:
             ids_of.setdefault(mapping, []).append(class_id)
     presence = scene.split.mapping.presence
     scale = mask.size / (presence["at"][0] * presence["at"][1])  # the thresholds are for images of this size
@@ -49,7 +51,7 @@ def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[Any, str]]) -> 
         area = int(filled.sum())
         if area < presence["absent"] * scale:
             continue
-        scene.mark_uncertain(mapping)
+        scene.uncertain |= mapping.doubted
         if mapping.category is None:
             continue
         rows, columns = np.flatnonzero(filled.any(1)), np.flatnonzero(filled.any(0))
@@ -73,8 +75,9 @@ def mask_coverage(filled: np.ndarray) -> np.ndarray:
 
 def _read(scene: SceneBuilder, path: Path) -> np.ndarray:
     """Class ids [H, W] of a mask, which may be gray saved as RGB."""
-    wrong: Any = {"message": "mask cannot be decoded", "kind": "corrupt image"}
-    mask = scene.split.folder.read(path, lambda file: np.asarray(Image.open(file)), **wrong)
+    mask = scene.split.folder.read(
+        path, lambda file: np.asarray(Image.open(file)), message="mask cannot be decoded", kind="corrupt image"
+    )
     if mask.shape[:2] != (scene.height, scene.width):
         shape = f"{mask.shape[1]} × {mask.shape[0]}"
         raise Unusable("image size", path, f"the mask is {shape}, its image is {scene.width} × {scene.height}")

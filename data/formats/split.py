@@ -1,7 +1,7 @@
 """One split of a labeled folder: its images, found by the names that annotations write, and its problems."""
 
+import json
 import os
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import unquote
 
 from ...common.image_files import IMAGE_SUFFIXES, select_files
 from .mapping import SourceMapping
-from .reading import Folder, Unusable, parse_json
+from .reading import Folder, Unusable
 
 
 ANNOTATIONS = (".txt", ".xml", ".json", ".jsonl", ".yaml", ".yml", ".csv")  # nobody takes them for images
@@ -40,33 +39,41 @@ class Problems:
 
 
 class Split:
-    """One split of a labeled folder. All methods raise `Unusable` for a file that cannot be read."""
+    """One split of a labeled folder. All methods raise `Unusable` for a file that cannot be read.
+
+    Attributes:
+        images: all images in its folder, {path without suffix: [paths]}.
+        selected: paths of those that "only", "except" and "list" of the split select.
+    """
 
     def __init__(self, folder: Folder, mapping: SourceMapping, name: str, problems: Problems):
         self.folder, self.mapping, self.problems, self.layout = folder, mapping, problems, mapping.splits[name]
         self.paths = {key: folder.root / value for key, value in self.layout.items() if isinstance(value, str)}
-        self.boxes = Counter[str]()  # "all", and those "leaving" their image
         images = self.paths["images"]
         below = tuple(os.path.relpath(self.paths[key], images) + "/" for key in FOLDERS if key in self.paths)
         files = [name for name in folder.files(images) if not name.startswith(below)]
         names, note = select_files(name for name in files if not name.lower().endswith(ANNOTATIONS))
         if note:
             problems.add("files left out", images, note, expected=True)
-        self.images = index_files(names)  # {path without suffix: [paths]}, without masks in a folder below
-        self.listed: set[str] | None = None  # image paths, without suffix, in the file "list"
-        if "list" in self.paths:
-            self.listed = set()
-            for where, line in folder.lines(self.paths["list"]):
-                # VOC adds a column to the name. A path may have spaces.
-                found = find_by_name(self.images, line) or find_by_name(self.images, line.split()[0])
-                if not found:
-                    problems.add("missing image", where, f"image {line!r} is missing in {images}")
-                self.listed.update(map(stem_of, found))
+        self.images = index_files(names)
+        listed = set[str]() if "list" in self.paths else set(names)
+        for where, line in folder.lines(self.paths["list"]) if "list" in self.paths else ():
+            # VOC adds a column to the name. A path may have spaces.
+            found = find_by_name(self.images, line) or find_by_name(self.images, line.split()[0])
+            if not found:
+                problems.add("missing image", where, f"image {line!r} is missing in {images}")
+            listed.update(found)
+        patterns = self.layout.get("only", ["*"]), self.layout.get("except", [])
+        self.selected = set[str]()
+        for stem, found in self.images.items():
+            is_included, is_excluded = (any(fnmatchcase(stem, one) for one in part) for part in patterns)
+            if is_included and not is_excluded:
+                self.selected |= listed.intersection(found)
 
     def records(self, file: str, *keys: str) -> list[list[Entry]]:
-        """The objects of each list `keys` of a JSON file. A file that is a list, or JSON lines, is the first list."""
+        """The objects of each list `keys` of a JSON file. A file that is a list is the first list."""
         path = self.paths[file]
-        data = self.folder.read(path, parse_json)
+        data = self.folder.read(path, json.load)
         data = {keys[0]: data} if isinstance(data, list) else data
         if not (isinstance(data, dict) and all(isinstance(data.get(key), list) for key in keys)):
             raise Unusable("bad file", path, f"is not a JSON object with the lists {', '.join(keys)}")
@@ -80,12 +87,6 @@ class Split:
                     self.problems.add("bad record", f"{path}: {key}[{i}]", "is not a JSON object")
         return list(found.values())
 
-    def selects(self, stem: str) -> bool:
-        """Whether "only", "except" and "list" of the split select the image with this path, without suffix."""
-        patterns = [self.layout.get("only", ["*"]), self.layout.get("except", [])]
-        is_included, is_excluded = (any(fnmatchcase(stem, one) for one in listed) for listed in patterns)
-        return is_included and not is_excluded and (self.listed is None or stem in self.listed)
-
     def by_name(self, entries: Sequence[ImageEntry]) -> Iterator[ImageEntry]:
         """Yield entries whose image name has been resolved to a file; a problem if it is none, several, or used twice.
 
@@ -94,10 +95,10 @@ class Split:
         folder, found = self.paths["images"], [find_by_name(self.images, written) for written, _, _ in entries]
         uses = Counter(names[0] for names in found if len(names) == 1)
         for names, (written, where, annotation) in zip(found, entries):
-            if not self.selects(stem_of(names[0] if names else written)):
-                continue
             if not names:
                 self.problems.add("missing image", where, f"image {written!r} is missing in {folder}")
+            elif self.selected.isdisjoint(names):
+                continue
             elif len(names) > 1:
                 message = f"image {written!r} may be {' or '.join(names)} in {folder}"
                 self.problems.add("two files of one name", where, message)
@@ -106,8 +107,7 @@ class Split:
             else:
                 yield names[0], where, annotation
         named = set().union(*found)
-        every = sorted(name for names in self.images.values() for name in names)
-        rest = [name for name in every if name not in named and self.selects(stem_of(name))]
+        rest = sorted(self.selected - named)
         if named and rest:
             message = f"does not list {len(rest)} images of {folder}, such as {', '.join(rest[:3])}"
             self.problems.add("image not listed", self.paths["annotations"], message, expected=True, count=len(rest))
@@ -118,9 +118,11 @@ class Split:
         for stem, names in index_files(select_files(self.folder.files(folder), suffixes)[0]).items():
             image = stem if stem in self.images else replace_last(stem, key, "images")
             annotations.setdefault(image if image in self.images else stem, []).extend(names)
-        for stem in filter(self.selects, sorted(self.images.keys() | annotations.keys())):
+        for stem in sorted(self.images.keys() | annotations.keys()):
             images, found = self.images.get(stem, []), annotations.get(stem, [])
             twins, place = (images, self.paths["images"]) if len(images) > 1 else (found, folder)
+            if images and self.selected.isdisjoint(images):
+                continue
             if len(twins) > 1:
                 message = f"{' and '.join(twins)} differ only in the suffix: none is read"
                 self.problems.add("two files of one name", place, message)
@@ -145,40 +147,23 @@ def plain_name(name: str) -> str:
     return unicodedata.normalize("NFC", name.replace("\\", "/"))
 
 
-def stem_of(name: str) -> str:
-    """The path of a file without its suffix, in the form of `plain_name`."""
-    return os.path.splitext(plain_name(name))[0]
-
-
 def index_files(names: Iterable[str]) -> dict[str, list[str]]:
-    """Files by their path without suffix: {"cam1/7": ["cam1/7.jpg", "cam1/7.png"]}."""
+    """Files by their plain path without suffix: {"cam1/7": ["cam1/7.jpg", "cam1/7.png"]}."""
     index: dict[str, list[str]] = {}
     for name in names:
-        index.setdefault(stem_of(name), []).append(name)
+        index.setdefault(os.path.splitext(plain_name(name))[0], []).append(name)
     return index
 
 
-def paths_of(written: str) -> list[tuple[str, str]]:
-    """(path, key of `index_files`) for each file that a name may mean, the longest path first.
-
-    The name may lead from another machine's root, or be an address of the path (a.jpg?key=1, ?d=a.jpg, my%20a.jpg).
-    """
-    local = re.findall(r"[?&]d=([^&]+)", written)  # a file of Label Studio
-    texts, paths = [written, *local, written.partition("?")[0]], list[str]()
-    for text in dict.fromkeys([*texts, *map(unquote, texts)]):
-        parts = [part for part in plain_name(text).split("/") if part not in ("", ".")]
-        paths += ["/".join(parts[start:]) for start in range(len(parts))]
-    paths.sort(key=lambda path: -path.count("/"))
-    is_image = [os.path.splitext(path)[1].lower() in IMAGE_SUFFIXES for path in paths]
-    return [(path, stem_of(path) if is_one else path) for path, is_one in zip(paths, is_image)]
-
-
 def find_by_name(index: Mapping[str, list[str]], written: str) -> list[str]:
-    """Images that a name in an annotation can mean, by `index_files`; of several suffixes, the one as written."""
-    for path, key in paths_of(written):
-        if found := index.get(key):
-            for change in (str, str.lower):
-                if same := [file for file in found if change(plain_name(file)) == change(path)]:
-                    return same
-            return found
+    """Images that a name in an annotation can mean, by `index_files`; of several suffixes, the one as written.
+
+    The name may lead from another machine's root: its longest end that is the path of an image counts.
+    """
+    parts = [part for part in plain_name(written).split("/") if part not in ("", ".")]
+    for start in range(len(parts)):
+        path = "/".join(parts[start:])
+        stem, suffix = os.path.splitext(path)
+        if found := index.get(stem if suffix.lower() in IMAGE_SUFFIXES else path):
+            return [file for file in found if plain_name(file).lower() == path.lower()] or found
     return []

@@ -43,8 +43,6 @@ def read_vehicle_colors(path: Path, problems: Problems) -> Iterator[tuple[str, V
             if color not in colors:
                 raise ValueError(f"color is {color!r}, expected one of {', '.join(colors)}")
             box = (left, top, left + width, top + height)
-            if not (width > 0 and height > 0 and all(0 <= side <= 1.001 for side in box)):
-                raise ValueError(f"box is {entry['box']}, expected left, top, width, height as fractions of the image")
             yield where, VehicleColor(plain_name(str(entry["image"])), category, box, color)
         except (ValueError, KeyError, TypeError) as error:
             problems.add("bad vehicle color", where, f"{type(error).__name__}: {error}")

@@ -1,10 +1,11 @@
-"""Pascal VOC: an XML file for each image, of boxes, turned boxes (of roLabelImg), outlines, attributes (of CVAT)."""
+"""Pascal VOC: an XML file of boxes for each image, with the attributes of CVAT."""
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
+from xml.etree import ElementTree
 
-from .reading import around, parse_xml, to_number
+from .reading import to_number
 from .scene_builder import SceneBuilder
 from .split import ImageEntry, Split
 
@@ -21,19 +22,16 @@ def add_labels(scene: SceneBuilder, path: Path) -> None:
     for i, item in enumerate(root.iterfind("object")):
         marks = {part.tag: part.text for part in item}
         marks |= {str(one.findtext("name")): one.findtext("value") for one in item.iterfind("attributes/attribute")}
-        turned, outline = item.find("robndbox"), item.find("polygon")
-        if turned is not None:
-            written = [turned.findtext(key) for key in ("cx", "cy", "w", "h", "angle")]
-            x, y, width, height, angle = map(to_number, written)
-            box = x - width / 2, y - height / 2, x + width / 2, y + height / 2
-            marks["rotation"] = str(math.degrees(angle))
-        elif outline is not None and item.find("bndbox") is None:
-            # Tags are x1, y1, x2, y2, ..., or x and y of each point.
-            written = [one.text for one in outline.iter() if one.tag[0] in "xy"]
-            box = around(*([one.text for one in outline.iter() if one.tag[0] == axis] for axis in "xy"))
-        else:
-            written = [item.findtext(f"bndbox/{key}") for key in ("xmin", "ymin", "xmax", "ymax")]
-            left, top, right, bottom = map(to_number, written)
-            # The first pixel is number 1 in the original data, and 0 for some tools.
-            box = left - (left >= 1), top - (top >= 1), right, bottom
+        written = [item.findtext(f"bndbox/{key}") for key in ("xmin", "ymin", "xmax", "ymax")]
+        left, top, right, bottom = map(to_number, written)
+        # The first pixel is number 1 in the original data, and 0 for some tools.
+        box = left - (left >= 1), top - (top >= 1), right, bottom
         scene.add(str(item.findtext("name")), box, f"{path}, object {i}", written, marks)
+
+
+def parse_xml(file: BinaryIO) -> ElementTree.Element:
+    """Root of a Pascal VOC file. Another root is a ValueError."""
+    root = ElementTree.parse(file).getroot()
+    if root.tag != "annotation":
+        raise ValueError(f"its root is <{root.tag}>, not <annotation> of Pascal VOC")
+    return root

@@ -11,12 +11,13 @@ Another count and numbers that are not fractions are bad boxes.
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
-from .reading import UNREADABLE, Box, Folder, around, parse_text, reading, to_number
+from .reading import UNREADABLE, Box, Folder, parse_text, to_number
 from .scene_builder import SceneBuilder
 from .split import ImageEntry, Split
 
@@ -29,7 +30,6 @@ def list_images(split: Split) -> Iterator[ImageEntry]:
     """Images; the annotation is (path of the text file, data of `read_data`)."""
     # LabelImg writes classes.txt into the folder of the labels.
     files = [split.folder.root / name for name in NAME_FILES] + [split.paths["labels"] / "classes.txt"]
-    files = [split.paths["classes"]] if "classes" in split.paths else files
     path = next((path for path in files if path.is_file()), files[0])
     data = read_data(path, split.folder)
     for name, where, labels in split.pairs("labels", ".txt"):
@@ -55,24 +55,24 @@ def read_data(path: Path, folder: Folder, keep: bool = False) -> dict[str, Any]:
 
     The lines of a text file are the names. A blank name is left out.
     """
-    text = folder.read(path, parse_text, keep)
-    with reading(path, "class names cannot be read"):
-        # The loader keeps every value as text: a class may be named "no" or "050".
-        is_yaml = path.suffix in (".yaml", ".yml")
-        data = yaml.load(text, yaml.BaseLoader) if is_yaml else {"names": text.splitlines()}
-        data = data if isinstance(data, dict) else {}
-        names = data.get("names") or {}
-        names = dict(enumerate(names)) if isinstance(names, list) else names
-        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-            raise ValueError(f"names must be a list, or {{id: name}}, got {data['names']!r}")
-        data["names"] = {int(class_id): name.strip() for class_id, name in names.items() if name.strip()}
-        if not data["names"]:
-            raise ValueError("it has none")
-    if shape := data.get("kpt_shape"):
-        with reading(path, "kpt_shape is not [number of keypoints, 2 or 3]"):
-            count, size = shape if isinstance(shape, list) else [shape]
-            data["keypoints"] = int(count) * int(size)
-    return data
+    parse = partial(_parse_data, is_yaml=path.suffix in (".yaml", ".yml"))
+    return folder.read(path, parse, keep, message="class names cannot be read")
+
+
+def _parse_data(file: BinaryIO, is_yaml: bool) -> dict[str, Any]:
+    text = parse_text(file)
+    # The loader keeps every value as text: a class may be named "no" or "050".
+    data = yaml.load(text, yaml.BaseLoader) if is_yaml else {"names": text.splitlines()}
+    written = data.get("names") if isinstance(data, dict) else None
+    names = dict(enumerate(written)) if isinstance(written, list) else written
+    if not names or not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise ValueError(f"names must be a list, or {{id: name}}, got {written!r}")
+    found = {int(class_id): name.strip() for class_id, name in names.items() if name.strip()}
+    if not (shape := data.get("kpt_shape")):
+        return data | {"names": found}
+    if not isinstance(shape, list) or len(shape) != 2:
+        raise ValueError(f"kpt_shape must be [number of keypoints, 2 or 3], got {shape!r}")
+    return data | {"names": found, "keypoints": int(shape[0]) * int(shape[1])}
 
 
 def box_of(values: list[float], keypoints: int) -> tuple[Box, str]:
@@ -80,17 +80,16 @@ def box_of(values: list[float], keypoints: int) -> tuple[Box, str]:
     count = len(values)
     if not all(map(math.isfinite, values)):
         return UNREADABLE, ""
-    if keypoints and count not in (4, 4 + keypoints):
-        return UNREADABLE, f"has {count} numbers; by kpt_shape of data.yaml it needs 4 + {keypoints}"
-    if not keypoints and count % 2:
-        advice = 'keypoints need "kpt_shape" in data.yaml, confidences and ids of tracks must be removed'
-        return UNREADABLE, f"has {count} numbers; it needs 4 for a box, or an even count for an outline: {advice}"
+    fits = count in (4, 4 + keypoints) if keypoints else count % 2 == 0
+    if not fits:
+        needed = f"4 + {keypoints}, by kpt_shape" if keypoints else "an even count for an outline without kpt_shape"
+        return UNREADABLE, f"has {count} numbers; it needs 4 for a box, or {needed} of data.yaml"
     is_box = bool(keypoints) or count == 4
     low, high = (-2, 2) if is_box else (-0.5, 1.5)  # corners of an oriented box may lie outside
     values = values[:4] if is_box else values
     if min(values) < low or max(values) > high:
         return UNREADABLE, "is not in fractions of the image, 0 to 1"
     if not is_box:
-        return around(values[::2], values[1::2]), ""
+        return (min(values[::2]), min(values[1::2]), max(values[::2]), max(values[1::2])), ""
     x, y, width, height = values
     return (x - width / 2, y - height / 2, x + width / 2, y + height / 2), ""
