@@ -26,14 +26,6 @@ GAMMA = 1.18  # at most: a middle gray changes by 12 %
 CONTRAST = 0.15  # at most: the increase of the slope at middle gray
 SATURATION = 0.15  # at most: change of the distance of a color from its gray
 LIGHT_OF = ("color", "weather", "time of day", "road surface")  # what other light hides
-# Chance of each change that hides something, and the attributes that it hides.
-HIDDEN: dict[str, tuple[float, tuple[str, ...]]] = {
-    "darkness": (0.08, LIGHT_OF),
-    "exposure": (0.15, LIGHT_OF),
-    "gray": (0.04, ("color", "state", "weather", "red light", "yellow light", "green light")),
-    "haze": (0.03, ("color", "weather", "glare")),
-    "rain": (0.03, ("weather", "road surface")),
-}
 FLAWS = 0.2  # chance of blur, the same of noise and of JPEG artifacts
 
 
@@ -57,9 +49,9 @@ def augment(
         close_up = window_around_largest(scene, rng) if size is None else None  # others must not be enlarged so much
         image, scene = crop(image, scene, close_up or random_window(scene, rng, size or (0, 0)))
     image = np.ascontiguousarray(image) if size is None else resize(image, size)
-    for name, (chance, hidden) in HIDDEN.items():
+    for change, (chance, hidden) in HIDDEN.items():
         if rng.random() < chance:
-            image, scene = HIDING[name](image, rng), scene.without(*hidden)
+            image, scene = change(image, rng), scene.without(*hidden)
     return change_light(image, rng), scene
 
 
@@ -145,6 +137,11 @@ def saturate(image: np.ndarray, factor: float) -> np.ndarray:
     return cv2.addWeighted(image, factor, gray, 1 - factor, 0)
 
 
+def make_gray(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The image without colors."""
+    return saturate(image, 0)
+
+
 def darken(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """The image with a fraction of its light."""
     return cv2.LUT(image, np.rint(rng.uniform(0.2, 0.6) * np.arange(256)).astype(np.uint8))
@@ -173,10 +170,11 @@ def add_rain(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return cv2.add(image, layer)
 
 
-HIDING = {
-    "darkness": darken,
-    "exposure": expose,
-    "gray": lambda image, rng: saturate(image, 0),
-    "haze": add_haze,
-    "rain": add_rain,
+# Changes that hide something: their chance, and the attributes that become unknown
+HIDDEN = {
+    darken: (0.08, LIGHT_OF),
+    expose: (0.15, LIGHT_OF),
+    make_gray: (0.04, ("color", "state", "weather", "red light", "yellow light", "green light")),
+    add_haze: (0.03, ("color", "weather", "glare")),
+    add_rain: (0.03, ("weather", "road surface")),
 }

@@ -72,7 +72,6 @@ SYNTHETIC_IMAGES = 1000  # by default
 BLOCK = 256  # images among which the answers are balanced
 TRAIN = "train"  # the split without stored questions: training asks new ones each time
 NOTHING = "nothing to ask"  # the problem of an image without a possible question
-IMAGES_PER_FILE = 4096
 # What to do about images that are left out; a reason that begins so
 ADVICE = {
     NOTHING: "list under 'exhaustive' of the mapping the categories of which every visible object is labeled, or use "
@@ -106,25 +105,16 @@ class DatasetOptions:
     output_dir: Path = field(metadata={"help": "folder to write to"})
     source: list[str] = field(
         default_factory=lambda: [SYNTHETIC],
-        metadata={
-            "help": "synthetic, NAME=FOLDER with the name or path of a mapping file, or a FOLDER with data.yaml, COCO "
-            "or Pascal VOC files, for which a mapping file is drafted next to output_dir"
-        },
+        metadata={"help": "synthetic, MAPPING=FOLDER, or a FOLDER, for which a mapping is drafted next to output_dir"},
     )
-    scene_labels: Path | None = field(
-        default=None, metadata={"help": "folder of scene labels: a file FOLDER.jsonl for the folder of each source"}
-    )
-    vehicle_colors: Path | None = field(
-        default=None, metadata={"help": "file of the colors of the largest vehicles, for the folders of all sources"}
-    )
+    scene_labels: Path | None = field(default=None, metadata={"help": "folder of labels of whole images, by source"})
+    vehicle_colors: Path | None = field(default=None, metadata={"help": "file of the colors of the largest vehicles"})
     num_images: int | None = field(
         default=None,
         metadata={"help": "maximum number of images of each source, evenly spread; default: all, 1000 synthetic ones"},
     )
     split: str = field(default=TRAIN, metadata={"help": "split of the sources, and of the dataset"})
     questions_per_image: int = field(default=16, metadata={"help": "maximum number of questions for each image"})
-    first_seed: int = field(default=0, metadata={"help": "seed of the first synthetic image"})
-    seed: int = field(default=0, metadata={"help": "seed of the choice of questions"})
     num_workers: int = field(default=2, metadata={"help": "number of processes"})
 
     def __post_init__(self) -> None:
@@ -136,7 +126,7 @@ class DatasetOptions:
 
 
 def make_dataset(options: DatasetOptions) -> dict[str, Any]:
-    """Write data/SPLIT-*.parquet, README.md and report.json to a new folder.
+    """Write data/SPLIT-00000.parquet, README.md and report.json to a new folder.
 
     Returns:
         The report: numbers of images, and of questions by type; what was skipped because it is unusable;
@@ -166,10 +156,7 @@ def make_dataset(options: DatasetOptions) -> dict[str, Any]:
             reasons = report["advice"] + report["messages"][:3]
             raise DataError(f"no image has a possible question: {'; '.join(reasons)}")
         (folder / "data").mkdir()
-        count = -(-len(rows) // IMAGES_PER_FILE)
-        for index in range(count):
-            path = folder / "data" / f"{options.split}-{index:05d}.parquet"
-            rows.shard(count, index, contiguous=True).to_parquet(str(path))
+        rows.to_parquet(folder / "data" / f"{options.split}-00000.parquet")
         (folder / "README.md").write_text(CARD.format(split=options.split, id=uuid.uuid4().hex), encoding="utf-8")
         (folder / "report.json").write_text(json.dumps(report, indent=1, sort_keys=True), encoding="utf-8")
     return report
@@ -179,7 +166,7 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
     """All images by value of --source, in a fixed order. Each split has other synthetic scenes.
 
     Raises:
-        DataError: a source is unknown or given twice, or no source has a usable image.
+        DataError: a source is unknown or given twice, no source has a usable image, or a file of labels is missing.
     """
     if len(set(options.source)) < len(options.source):
         raise DataError(f"a source is given twice: {' '.join(options.source)}")
@@ -188,7 +175,7 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
         if source == SYNTHETIC:
             count = SYNTHETIC_IMAGES if options.num_images is None else options.num_images
             offset = 0 if options.split == TRAIN else (1 + zlib.crc32(options.split.encode())) << 32
-            items[source] = [offset + options.first_seed + i for i in range(count)]
+            items[source] = [offset + i for i in range(count)]
             continue
         name, _, root = source.partition("=")
         if Path(source).is_dir():
@@ -215,14 +202,8 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
 
 
 def add_scene_labels(records: Sequence[Record], folder: Path, scene_labels: Path, problems: Problems) -> list[Record]:
-    """Add scene labels to the records of a source; images without any are added to `problems`.
-
-    Raises:
-        DataError: the source has no file of scene labels.
-    """
+    """Add the scene labels of the folder's own file to its records; images without any are added to `problems`."""
     path = scene_labels / f"{folder.resolve().name}.jsonl"
-    if not path.is_file():
-        raise DataError(f"{path} does not exist; --scene_labels needs a file for the folder of each source")
     labels, found = dict(read_scene_labels(path, problems)), []
     for record in records:
         name = _name_with_folder(record, folder)
@@ -235,13 +216,7 @@ def add_scene_labels(records: Sequence[Record], folder: Path, scene_labels: Path
 
 
 def add_vehicle_colors(records: Sequence[Record], folder: Path, path: Path, problems: Problems) -> list[Record]:
-    """Add the colors of vehicles to the records of a source; labels without a box are added to `problems`.
-
-    Raises:
-        DataError: there is no such file.
-    """
-    if not path.is_file():
-        raise DataError(f"{path} does not exist; --vehicle_colors needs a file")
+    """Add the colors of vehicles to the records of a source; labels without a box are added to `problems`."""
     found = {_name_with_folder(record, folder): record for record in records}
     for where, label in read_vehicle_colors(path, problems):
         if record := found.get(label.image):
@@ -271,7 +246,7 @@ def add_groups(records: Sequence[Record]) -> list[Record]:
 def make_rows(blocks: Sequence[tuple[int, Sequence[Item]]], options: DatasetOptions) -> Iterator[dict[str, Any]]:
     """Yield rows of FEATURES and "problem", why a row is left out or "". A block is (index of first image, images)."""
     for first, items in blocks:
-        rng = random.Random(f"{options.seed}/{first // BLOCK}")
+        rng = random.Random(f"0/{first // BLOCK}")
         balancer, loaded, asked = Balancer(), [], []
         for item in items:
             try:
@@ -301,7 +276,7 @@ def _summarize(rows: Dataset, notes: Counter[str], problems: Problems) -> dict[s
     questions: Counter[str] = Counter()
     for row in rows.select_columns(["question_types", "categories", "answers"]):
         questions.update(row["question_types"])
-        names = (f"{kind}/{category}" for kind, category in zip(row["question_types"], row["categories"]))
+        names = map("/".join, zip(row["question_types"], row["categories"]))
         answers.update(zip(names, row["answers"]))
     yes_no = sorted({name for name, answer in answers if answer in ("yes", "no")})
     return {
@@ -491,7 +466,7 @@ def load_rows(
 
 
 def source_names(folders: Sequence[Path]) -> list[str]:
-    """Name each folder by as few trailing path components as no other folder shares: "drive1/val", "drive2/val".
+    """Name each folder by its path below the folder that all have in common: "drive1/val", "drive2/val".
 
     Raises:
         DataError: a folder is given twice, which would count its images twice.
@@ -499,12 +474,8 @@ def source_names(folders: Sequence[Path]) -> list[str]:
     paths = list(map(os.path.realpath, folders))
     if twice := [str(folder) for folder, path in zip(folders, paths) if paths.count(path) > 1]:
         raise DataError(f"{' and '.join(twice)}: a folder is given twice")
-    names = []
-    for parts in (folder.parts for folder in folders):
-        others = [folder.parts for folder in folders if folder.parts != parts]
-        sizes = (size for size in range(1, len(parts)) if all(other[-size:] != parts[-size:] for other in others))
-        names.append("/".join(parts[-next(sizes, len(parts)) :]))
-    return names
+    shared = os.path.commonpath(map(os.path.dirname, paths))
+    return [os.path.relpath(path, shared) for path in paths]
 
 
 def select_evenly(rows: Any, count: int) -> Any:
@@ -550,17 +521,13 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
     files = Folder(folder)
     names = [name for name in files.files(folder) if Path(name).name in ("metadata.jsonl", "metadata.csv")]
     if not names:
-        raise DataError(
-            f"{folder}: has neither data/SPLIT-00000.parquet, as scripts/make_dataset.py writes, nor images beside a "
-            "metadata.jsonl of file_name, questions and answers"
-        )
+        raise DataError(f"{folder}: has neither data/SPLIT-00000.parquet nor a metadata.jsonl: see docs/data.md")
     parts = [Path(name).parts[0] for name in names]
     if not all(part.lower() in SPLITS for part in parts):
         parts = ["train"] * len(names)
     chosen = _choose_split(folder, dict.fromkeys(parts), split, prefer)
     names = [name for name, part in zip(names, parts) if part == chosen]
-    rows, problems = list[dict[str, Any]](), list[str]()
-    seen, used = set[Path](), set[Path]()
+    rows, seen, used = list[dict[str, Any]](), set[Path](), set[Path]()
     for path in (folder / name for name in names):
         images = index_files(select_files(files.files(path.parent))[0])
         seen.update(path.parent / name for names_of in images.values() for name in names_of)
@@ -570,32 +537,24 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
             written = str(row["file_name"])
             _check_questions(f"{where} ({written})", row)
             found = [path.parent / name for name in find_by_name(images, written)]
-            used.update(found)
-            if len(found) == 1:
-                # A CSV file has a line for each question: lines about one image have one id.
-                row = {"image_id": found[0].relative_to(folder).as_posix(), **row, "image": str(found[0])}
-                rows.append(row | {"answers": [text.rstrip(ANSWER_ENDS) for text in row["answers"]]})
-            else:
+            if len(found) != 1:
                 reason = f"may be {' or '.join(path.name for path in found)}" if found else "is missing"
-                problems.append(f"{where}: image {written!r} {reason}")
-    with ThreadPoolExecutor() as pool:  # now: training would stop at a damaged image after hours
-        problems += filter(None, pool.map(_image_problem, [row["image"] for row in rows]))
-    if problems:
-        raise DataError(f"{folder}: cannot read {len(problems)} of its images: {'; '.join(problems[:3])}")
+                raise DataError(f"{where}: image {written!r} {reason}")
+            used.update(found)
+            # A CSV file has a line for each question: lines about one image have one id.
+            row = {"image_id": found[0].relative_to(folder).as_posix(), **row, "image": str(found[0])}
+            rows.append(row | {"answers": [text.rstrip(ANSWER_ENDS) for text in row["answers"]]})
+    try:  # now: training would stop at a damaged image after hours
+        with ThreadPoolExecutor() as pool:
+            for _ in pool.map(lambda row: open_image(row["image"]).size, rows):
+                pass
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}: {error}") from error
     note = f"; without a line, and left out: {len(seen - used)}" if seen - used else ""
     print(f"{folder}: images with questions by {', '.join(names)}: {len(rows)}{note}", file=sys.stderr)
     columns = [column for column in COLUMNS if rows and all(column in row for row in rows)]
     table = Dataset.from_dict({column: [row[column] for row in rows] for column in columns})
     return table.cast_column("image", Image()) if rows else table
-
-
-def _image_problem(path: str) -> str:
-    """Why an image cannot be read; empty if it can."""
-    try:
-        open_image(path)
-    except (OSError, ValueError) as error:
-        return str(error)
-    return ""
 
 
 def _read_metadata(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -638,15 +597,9 @@ def _choose_split(folder: Path, splits: Collection[str], split: str | None, pref
 def _add_defaults(rows: Dataset, source: str) -> Dataset:
     """Add the columns that hand-written questions lack. Each text is its own question id."""
     missing = [column for column in COLUMNS if column not in rows.column_names]
-    questions = list(rows["questions"]) if missing else []
-    own = [["own"] * len(texts) for texts in questions]
-    defaults = {
-        "question_types": own,
-        "categories": own,
-        "question_ids": questions,
-        "source": [source] * len(own),
-        "image_id": [str(index) for index in range(len(own))],
-    }
+    own = [["own"] * len(texts) for texts in rows["questions"]] if missing else []
+    defaults = {"question_types": own, "categories": own, "question_ids": rows["questions"][:]}
+    defaults |= {"source": [source] * len(own), "image_id": list(map(str, range(len(own))))}
     for column in missing:
         rows = rows.add_column(column, defaults[column])
     return rows

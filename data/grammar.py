@@ -2,8 +2,8 @@
 
     question id "place/car/left" → "Is there a car on the left?", "Can you see any cars on the left side?", ...
 
-A question id is `type/class/form/value`, of two to four parts; `truth.py` finds its answer. `grammar.py`
-goes the other way, from a text to its type.
+A question id is `type/class/form/value`, of two to four parts; `truth.py` finds its answer. `question_type_of` goes
+the other way, from a text to its type.
 """
 
 import random
@@ -113,20 +113,14 @@ def read_templates(path: Path) -> tuple[dict[str, Any], dict[str, QuestionType]]
     for name, entry in content["types"].items():
         try:
             types[name] = _question_type(name, **entry)
+            _check(types[name], fillings)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: question type {name!r}: {error}") from error
-        _check(types[name], fillings, path)
     return fillings, types
 
 
 def _question_type(
-    name: str,
-    weight: str,
-    templates: dict[str, Any],
-    rule: str = "",
-    attribute: str = "",
-    values: Any = (),
-    **others: Any,
+    name: str, weight: str, templates: Any, rule: str = "", attribute: str = "", values: Any = (), **others: Any
 ) -> QuestionType:
     values = values or ATTRIBUTES.get(attribute) or SCENE_ATTRIBUTES.get(attribute, ())
     values = values if isinstance(values, dict) else {OTHER: values}
@@ -134,13 +128,13 @@ def _question_type(
     return QuestionType(name, float(weight), texts, rule or name, attribute, values, **others)
 
 
-def _check(kind: QuestionType, fillings: dict[str, Any], path: Path) -> None:
+def _check(kind: QuestionType, fillings: dict[str, Any]) -> None:
     listed = [*kind.classes, *kind.absent, *kind.absent_where_given]
     if unknown := [name for name in listed if name not in CLASSES]:
-        raise ValueError(f"{path}: question type {kind.name!r}: unknown classes {unknown}; classes.yaml lists all")
+        raise ValueError(f"unknown classes {unknown}; classes.yaml lists all")
     slots = [*NOUN_SLOTS, "value", "next", *fillings]
     if unknown := [slot for text in flat(kind.templates) for slot in slots_of(text) if slot not in slots]:
-        raise ValueError(f"{path}: question type {kind.name!r}: unknown slots {unknown}; expected some of {slots}")
+        raise ValueError(f"unknown slots {unknown}; expected some of {slots}")
 
 
 def flat(texts: Any) -> Iterator[str]:

@@ -9,7 +9,7 @@ question may be asked, and holds the thresholds; `templates.yaml` lists the ques
 
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -104,12 +104,10 @@ class Candidates:
         labeled = [name for name in self.truth.scene.presence if name in CLASSES]
         return list(dict.fromkeys([*Candidates(self.truth, self.kind).classes(), *labeled]))
 
-    def countable(self) -> list[str]:
-        return [one for one in _in_order(self.truth.exhaustive) if one not in UNCOUNTED]
-
     def numbered(self) -> list[str]:
-        """The countable classes, and those that someone counted."""
-        return list(dict.fromkeys([*self.countable(), *self.truth.scene.counts]))
+        """The exhaustive classes that can be counted, and those that someone counted."""
+        countable = [one for one in _in_order(self.truth.exhaustive) if one not in UNCOUNTED]
+        return list(dict.fromkeys([*countable, *self.truth.scene.counts]))
 
     def counted(self) -> list[str]:
         """Of these the classes in the scene."""
@@ -310,9 +308,6 @@ class Question:
         return tuple(self.question_id.split("/"))
 
 
-_NO_ANSWERS: Counter[str] = Counter()
-
-
 def _prefixes(key: Key) -> list[Key]:
     """The prefixes of at least two parts of a key, and the key itself."""
     return [key[:length] for length in range(2, len(key) + 1)]
@@ -334,7 +329,7 @@ class Balancer:
     """
 
     tolerance: int = 3
-    counts: dict[Key, Counter[str]] = field(default_factory=dict)
+    counts: defaultdict[Key, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     def accepts(self, key: Key, answer: str, rng: random.Random) -> bool:
         """Whether to ask this question. If so, its answer is counted."""
@@ -347,14 +342,12 @@ class Balancer:
                 return False
         else:
             keys = [key]
-            counter = self.counts.get(key, _NO_ANSWERS)
+            counter = self.counts[key]
             if answer in (NONE, "0") and counter[answer] > NONE_FRACTION * counter.total():
                 return False
             if rng.random() > ((self._mean(key) + 1) / (counter[answer] + 1)) ** MEAN_POWER:
                 return False
         for prefix in keys:
-            if prefix not in self.counts:
-                self.counts[prefix] = Counter()
             self.counts[prefix][answer] += 1
         return True
 
@@ -363,20 +356,20 @@ class Balancer:
         if found is None:
             return True, math.inf
         answer = found.answer
-        count = self.counts.get(key, _NO_ANSWERS)[answer]
+        count = self.counts[key][answer]
         if answer in ("yes", "no"):
             return self._surplus(key, answer) > 0, count
         return count > self._mean(key), count / OPEN_QUESTION_COPIES
 
     def _surplus(self, key: Key, answer: str) -> int:
         """How many more times this answer was counted than the opposite: the maximum over a key and its prefixes."""
-        counters = [self.counts.get(prefix, _NO_ANSWERS) for prefix in _prefixes(key)]
+        counters = [self.counts[prefix] for prefix in _prefixes(key)]
         differences = [counter.get("yes", 0) - counter.get("no", 0) for counter in counters]
         return max(differences) if answer == "yes" else -min(differences)
 
     def _mean(self, key: Key) -> float:
         """The mean count of the different answers to a question."""
-        counter = self.counts.get(key, _NO_ANSWERS)
+        counter = self.counts[key]
         return counter.total() / max(2, len(counter))
 
 

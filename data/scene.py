@@ -40,6 +40,7 @@ MIRRORED = {"left": "right", "right": "left"}
 # Defaults of objects, which are not written to JSON.
 UNWRITTEN: dict[str, Any] = {"area": None, "visible": 1.0, "attributes": {}, "coverage": None}
 UNWRITTEN |= {"is_instance": True, "is_largest": False}
+Coverage = tuple[tuple[float, ...], ...]  # rows of patches
 PARSED = 1 << 13  # scenes that a worker keeps, of about 12 kB each
 
 
@@ -66,7 +67,7 @@ class SceneObject:
     area: float | None = None
     visible: float = 1.0
     attributes: dict[str, str] = field(default_factory=dict)
-    coverage: tuple[tuple[float, ...], ...] | None = None
+    coverage: Coverage | None = None
     is_instance: bool = True
     is_largest: bool = False
 
@@ -78,10 +79,8 @@ class SceneObject:
             raise ValueError(f"the box of {self.category!r} must have left < right and top < bottom, got {self.box}")
         for name, value in self.attributes.items():
             if value not in ATTRIBUTES.get(name, ()):
-                raise ValueError(
-                    f"attribute {name}={value!r} of {self.category!r} is unknown; expected one of "
-                    f"{', '.join(ATTRIBUTES.get(name, ATTRIBUTES))}"
-                )
+                known = f"expected one of {', '.join(ATTRIBUTES.get(name, ATTRIBUTES))}"
+                raise ValueError(f"attribute {name}={value!r} of {self.category!r} is unknown; {known}")
 
     @property
     def size(self) -> float:
@@ -108,7 +107,7 @@ class Scene:
             more. A count is worth one more or less, and is not used where boxes tell the number.
 
     Raises:
-        ValueError: the size is not positive, a box leaves the image, or a scene attribute or class is unknown.
+        ValueError: the size is not positive, a box leaves the image, or a scene attribute is unknown.
     """
 
     width: int
@@ -132,14 +131,8 @@ class Scene:
                 raise ValueError(f"box {item.box} of {item.category!r} leaves its image of {size}")
         for name, value in self.scene_attributes.items():
             if value not in SCENE_ATTRIBUTES.get(name, ()):
-                raise ValueError(
-                    f"scene attribute {name}={value!r} is unknown; expected one of "
-                    f"{', '.join(SCENE_ATTRIBUTES.get(name, SCENE_ATTRIBUTES))}"
-                )
-        if unknown := self.exhaustive - CLASSES.keys():
-            raise ValueError(f"unknown exhaustive classes {sorted(unknown)}")
-        if unseen := self.presence.keys() - CLASSES.keys() - PRESENCE_ONLY:
-            raise ValueError(f"presence of unknown classes {sorted(unseen)}")
+                known = ", ".join(SCENE_ATTRIBUTES.get(name, SCENE_ATTRIBUTES))
+                raise ValueError(f"scene attribute {name}={value!r} is unknown; expected one of {known}")
 
     def of(self, category: str) -> list[SceneObject]:
         """Objects of a class or of its subclasses."""
@@ -148,9 +141,7 @@ class Scene:
     def without(self, *names: str) -> "Scene":
         """The scene with these attributes of objects, scene attributes and names of `presence` unknown."""
         objects = tuple(
-            item
-            if item.attributes.keys().isdisjoint(names)
-            else replace(item, attributes={name: v for name, v in item.attributes.items() if name not in names})
+            replace(item, attributes={name: value for name, value in item.attributes.items() if name not in names})
             for item in self.objects
         )
         return replace(
@@ -222,28 +213,23 @@ class Scene:
     def from_json(cls, text: str) -> "Scene":
         """The scene that `to_json` wrote."""
         fields = json.loads(text)
-        fields["objects"] = tuple(_object_from_json(**item) for item in fields["objects"])
+        for item in fields["objects"]:
+            item["box"] = tuple(item["box"])
+            item["coverage"] = tuple(map(tuple, item["coverage"])) if "coverage" in item else None
+        fields["objects"] = tuple(SceneObject(**item) for item in fields["objects"])
         fields["exhaustive"] = frozenset(fields["exhaustive"])
         fields["attributed"] = {category: frozenset(names) for category, names in fields["attributed"].items()}
         return cls(**fields)
 
 
-@lru_cache(maxsize=PARSED)
-def parse_scene(text: str) -> Scene:
-    """The scene of one line of JSON. A worker that draws an image again finds its scene parsed."""
-    return Scene.from_json(text)
+# The scene of one line of JSON. A worker that draws an image again finds its scene parsed.
+parse_scene = lru_cache(maxsize=PARSED)(Scene.from_json)
 
 
 def scene_of(row: Mapping[str, Any]) -> Scene | None:
     """The scene of a dataset's row: JSON, or a `Scene` that was rendered just now. None for hand-written questions."""
     scene = row.get("scene") or None
     return parse_scene(scene) if isinstance(scene, str) else scene
-
-
-def _object_from_json(box: list[float], coverage: list[list[float]] | None = None, **fields: Any) -> SceneObject:
-    mask = None if coverage is None else tuple(map(tuple, coverage))
-    left, top, right, bottom = box
-    return SceneObject(box=(left, top, right, bottom), coverage=mask, **fields)
 
 
 def _crop_object(item: SceneObject, scene: Scene, window: tuple[int, int, int, int]) -> SceneObject | None:
@@ -273,9 +259,7 @@ def _crop_object(item: SceneObject, scene: Scene, window: tuple[int, int, int, i
     return replace(item, attributes=attributes, is_largest=False)
 
 
-def _crop_coverage(
-    coverage: tuple[tuple[float, ...], ...], scene: Scene, window: tuple[int, int, int, int]
-) -> tuple[tuple[float, ...], ...]:
+def _crop_coverage(coverage: Coverage, scene: Scene, window: tuple[int, int, int, int]) -> Coverage:
     """Coverage of the window by patches, in a grid of the same size as the image's."""
     rows = resampling(window[1] / scene.height, window[3] / scene.height, len(coverage), len(coverage))
     columns = resampling(window[0] / scene.width, window[2] / scene.width, len(coverage[0]), len(coverage[0]))

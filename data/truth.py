@@ -358,10 +358,8 @@ class GroundTruth:
         group = self.groups.get(category, NO_GROUP)
         return group.inside(EGO_REGIONS.get(region, region), category in self.exhaustive)
 
-    def relation(
-        self, kind: QuestionType, category: str, relation: str, anchor_category: str
-    ) -> AnswerWithBoxes | None:
-        anchor = self.one(anchor_category)
+    def relation(self, kind: QuestionType, category: str, relation: str, other: str) -> AnswerWithBoxes | None:
+        anchor = self.one(other)
         group = self.groups.get(category, NO_GROUP)
         others = [seen for seen in group.clear if seen is not anchor]
         if anchor is None or not all(seen.is_instance for seen in others):
@@ -565,10 +563,6 @@ def _behind(seen: VisibleObject, anchor: VisibleObject) -> bool | None:
     return False if step <= -DEPTH_STEP else None
 
 
-def _in_front(seen: VisibleObject, anchor: VisibleObject) -> bool | None:
-    return _behind(anchor, seen)
-
-
 def _diagonal(side: Callable[..., bool | None], way: int, seen: VisibleObject, anchor: VisibleObject) -> bool | None:
     """Whether on a side of the anchor, and also farther from the camera (`way` 1) or nearer (-1)."""
     step = way * (anchor.bottom - seen.bottom)
@@ -595,7 +589,7 @@ _RELATION_TESTS: dict[str, Callable[[VisibleObject, VisibleObject], bool | None]
     "left": _left_of,
     "right": _right_of,
     "behind": _behind,
-    "front": _in_front,
+    "front": lambda seen, anchor: _behind(anchor, seen),
     "back left": partial(_diagonal, _left_of, 1),
     "back right": partial(_diagonal, _right_of, 1),
     "front left": partial(_diagonal, _left_of, -1),

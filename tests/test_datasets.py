@@ -92,8 +92,8 @@ def test_rows_are_loaded_as_the_report_counts_them(synthetic, tmp_path):
     assert all(len(row["questions"]) == len(row["answers"]) == len(row["question_types"]) > 0 for row in rows)
     assert report["images"] == 24 and report["sources"] == {"synthetic": 24} and not report["skipped"]
     assert report["questions"] == Counter(question_type for row in rows for question_type in row["question_types"])
-    make(tmp_path / synthetic.name, num_images=2, first_seed=24)  # a folder of the same name: not from the cache
-    assert set(load(tmp_path / synthetic.name)["image_id"]).isdisjoint(rows["image_id"])
+    make(tmp_path / synthetic.name, num_images=2)  # a folder of the same name: not from the cache
+    assert len(load(tmp_path / synthetic.name)) == 2
 
 
 def test_a_run_that_fails_leaves_nothing_and_an_existing_folder_is_left_alone(
@@ -113,12 +113,10 @@ def test_a_run_that_fails_leaves_nothing_and_an_existing_folder_is_left_alone(
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
 
 
-def test_rows_depend_neither_on_the_number_of_processes_nor_of_files(tmp_path, monkeypatch):
+def test_rows_do_not_depend_on_the_number_of_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "BLOCK", 4)
     make(tmp_path / "1")
-    monkeypatch.setattr(datasets, "IMAGES_PER_FILE", 10)
     make(tmp_path / "3", num_workers=3)
-    assert len(list((tmp_path / "3/data").glob("val-0000[012].parquet"))) == 3
     rows = load(tmp_path / "1").to_list()
     assert len(rows) == 24 and load(tmp_path / "3").to_list() == rows
 
@@ -199,8 +197,8 @@ def test_each_source_and_split_has_its_own_images(mine, tmp_path):
     for maximum, expected in {None: [3, 1000], 2: [2, 2], 5: [3, 5]}.items():
         assert [len(part) for part in items(source=[mapped(mine), "synthetic"], num_images=maximum)] == expected
     splits = ("train", "val", "test", "val.night")
-    seeds = {split: items(num_images=5, first_seed=3, split=split)[0] for split in splits}
-    assert seeds["train"] == [3, 4, 5, 6, 7]
+    seeds = {split: items(num_images=5, split=split)[0] for split in splits}
+    assert seeds["train"] == [0, 1, 2, 3, 4]
     assert len({seed for split in seeds.values() for seed in split}) == 20
 
 
@@ -260,7 +258,7 @@ def test_scene_labels_add_what_boxes_do_not_tell(mine, tmp_path):
     messages = make(tmp_path / "hot", source=[mapped(mine)], **options)["messages"]
     assert "mine.jsonl:1: ValueError: weather is 'hot'" in messages[0]
     path.rename(path.with_name("other.jsonl"))
-    with pytest.raises(DataError, match=r"labels/mine.jsonl does not exist; --scene_labels needs a file"):
+    with pytest.raises(DataError, match=r"labels/mine.jsonl: cannot be read: .*No such file"):
         make(tmp_path / "next", source=[mapped(mine)], **options)
 
 
@@ -272,22 +270,21 @@ def test_colors_of_vehicles_are_those_of_their_boxes(mine, tmp_path):
     x, y = scene.width, scene.height
     label = {"image": f"mine/{scene.image_id}", "class": "car", "color": "red"}
     label |= {"box": [left / x, top / y, (right - left) / x, (bottom - top) / y]}
-    changes = [{}, {"color": "pink"}, {"class": "tree"}, {"box": [0.9, 0, 0.3, 1]}, {"box": [0, 0, 0.01, 0.01]}]
-    changes += [{"class": "bus"}, {"image": "mine/none.png"}, {"image": "yours/train/0.png"}]
+    changes = [{}, {"color": "pink"}, {"class": "tree"}, {"box": [0, 0, 0.01, 0.01]}, {"class": "bus"}]
+    changes += [{"image": "yours/train/0.png"}]
     path = tmp_path / "colors.jsonl"
     path.write_text("\n".join([json.dumps(label | change) for change in changes] + ["[]", "{"]))
     report = make(tmp_path / "out", source=[mapped(mine)], vehicle_colors=path)
     assert report["images"] == made["images"]
-    assert {name: count for name, count in report["skipped"].items() if "vehicle color" in name} == {
-        **{"bad vehicle color": 5, "vehicle color without box": 2, "vehicle color without image": 1},
-    }
+    colors = {name: count for name, count in report["skipped"].items() if "vehicle color" in name}
+    assert colors == {"bad vehicle color": 4, "vehicle color without box": 2}
     named = [one for one in Scene.from_json(load(tmp_path / "out")[0]["scene"]).objects if one.is_largest]
     assert named == [replace(item, attributes=item.attributes | {"color": "red"}, is_largest=True)]
     path.write_text(json.dumps(label | {"color": "mixed"}))
     make(tmp_path / "mixed", source=[mapped(mine)], vehicle_colors=path)
     named = [one for one in Scene.from_json(load(tmp_path / "mixed")[0]["scene"]).objects if one.is_largest]
     assert named == [replace(item, is_largest=True)]
-    with pytest.raises(DataError, match=r"no.jsonl does not exist; --vehicle_colors needs a file"):
+    with pytest.raises(DataError, match=r"no.jsonl: cannot be read: .*No such file"):
         make(tmp_path / "next", source=[mapped(mine)], vehicle_colors=tmp_path / "no.jsonl")
 
 
@@ -388,19 +385,11 @@ def test_own_questions_get_defaults_and_the_names_of_their_folders(tmp_path):
 
 NAMES = ["test_drive/1.png", "2.train.png", "dev/3.JPG", "evaluation.png"]
 LINES = "\r\n".join(line(f".\\{name}", ["Is it\u2028night?"]) for name in NAMES)
-CSVS = [  # of Excel in other countries, too
-    "\n".join(
-        [
-            mark.join(["file_name", "questions", "answers"]),
-            *(f'{name}{mark}"[""Is it\u2028night?""]"{mark}yes.' for name in NAMES),
-        ]
-    )
-    for mark in (",", ";", "\t")
-]
+CSV = "\n".join(["file_name,questions,answers", *(f"{name},Is it\u2028night?,yes." for name in NAMES)])
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-@pytest.mark.parametrize(("metadata", "text"), [("metadata.jsonl", LINES), *[("metadata.csv", text) for text in CSVS]])
+@pytest.mark.parametrize(("metadata", "text"), [("metadata.jsonl", LINES), ("metadata.csv", CSV)])
 def test_all_own_questions_are_read_whatever_the_names(tmp_path, capsys, metadata, text, encoding):
     text = text.encode(encoding)
     folder = write_own(tmp_path / "my [1] test*", *NAMES, "left_out.png", text=text, metadata=metadata)
@@ -435,9 +424,9 @@ def test_folders_of_splits_with_own_questions(tmp_path, capsys):
         ("\n{'a': 1}", ":2: is not valid JSON: Expecting property name"),
         (b"\xff", "metadata.jsonl: cannot be read: .*can't decode byte"),
         ("", "the dataset has no rows"),
-        (f"{line('7.png')}\n{line('7.png')}", "cannot read 2 of its images: .*:1: image '7.png' is missing"),
+        (line("7.png"), ":1: image '7.png' is missing"),
         (line("x.gif"), r"image 'x.gif' may be x.bmp or x.png"),
-        (line("torn.jpg"), r"cannot read 1 of its images: torn\.jpg cannot be decoded"),
+        (line("torn.jpg"), r"torn\.jpg cannot be decoded"),
     ],
 )
 def test_a_wrong_line_of_own_questions_is_named_before_the_run(tmp_path, text, message):
