@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from traffic_vlm.data import augment as module
-from traffic_vlm.data.augment import HIDDEN, augment, change_light, crop
+from traffic_vlm.data.augment import HIDDEN, augment, change_light
 from traffic_vlm.data.scene import Scene, SceneObject
 
 
@@ -33,13 +33,6 @@ def test_boxes_move_with_the_pixels():
             assert (red > blue) == (item.attributes["color"] == "red")
             seen.add((item.attributes["color"], (left + right) / 2 < scene.width / 2))
     assert len(seen) == 4  # both colors on both sides
-
-
-def test_a_crop_is_the_part_of_the_image_that_its_scene_describes():
-    part, known = crop(IMAGE, SCENE, (0, 80, 100, 150))
-    assert part.shape == (70, 50, 3) and (known.width, known.height) == (100, 70)
-    assert [item.box for item in known.objects] == [(20, 10, 80, 60)]
-    assert (part[15:55, 12:38] == (220, 30, 30)).all()
 
 
 def test_half_of_the_images_with_a_labeled_largest_vehicle_are_close_ups_of_it():
