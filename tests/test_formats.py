@@ -1,7 +1,6 @@
 """Readers: each format gives the expected scene; bad input is reported, skipped, and limits what is exhaustive."""
 
 import json
-import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -260,18 +259,13 @@ def test_sizes_of_masks(tmp_path):
     assert record.scene.exhaustive == EXHAUSTIVE and not problems.counts
 
 
-@pytest.mark.parametrize(("name", "turn"), [("a.jpg", 6), ("late.png", 8), ("a.webp", 5), ("b.jpg", 7), ("a.tif", 6)])
+@pytest.mark.parametrize(("name", "turn"), [("a.jpg", 6), ("a.png", 8), ("a.webp", 5), ("b.jpg", 7), ("a.tif", 6)])
 def test_the_size_is_that_of_the_upright_image(tmp_path, name, turn):
     images = [{"id": 7, "file_name": name, "width": 280, "height": 140}]
     mapping = source(tmp_path, "coco", {"labels.json": coco(("Car", [200, 20, 30, 40]), images=images)})
     exif, path = Image.Exif(), tmp_path / "images" / name
     exif[0x0112] = turn
     Image.new("RGB", (140, 280)).save(path, exif=exif)
-    if name == "late.png":  # its EXIF stands behind the pixels
-        png = path.read_bytes()
-        start = png.index(b"eXIf") - 4
-        stop = start + 12 + int.from_bytes(png[start : start + 4])
-        path.write_bytes(png[:start] + png[stop:-12] + png[start:stop] + png[-12:])
     [record], _ = read(tmp_path, mapping)
     assert (record.scene.width, record.scene.height) == SIZE
     assert record.scene.objects == (boxed("car", 200, 20, 230, 60),)
@@ -435,20 +429,15 @@ def test_two_names_of_one_class_id_are_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("format", sorted(LAYOUTS))
-def test_links_out_of_the_source_fifos_and_missing_folders(tmp_path, format):
+def test_links_out_of_the_source_and_missing_folders(tmp_path, format):
     mapping, outside = source(tmp_path / "in", format), tmp_path / "outside"
     for path in (tmp_path / "in/images/a.jpg", tmp_path / "in" / FILES[format][0]):
         path.rename(outside)
-        links = [
-            (os.mkfifo, "is not a regular file"),
-            (lambda path: path.symlink_to(outside), f"leads to {outside}, "),
-        ]
-        for make, message in links:
-            make(path)
-            records, problems = read(tmp_path / "in", mapping)
-            assert not records and message in problems.messages[0]
-            assert problems.counts == {"refused file": 1, "empty source": 1}
-            path.unlink(missing_ok=True)
+        path.symlink_to(outside)
+        records, problems = read(tmp_path / "in", mapping)
+        assert not records and f"leads to {outside}, " in problems.messages[0]
+        assert problems.counts == {"refused file": 1, "empty source": 1}
+        path.unlink()
         outside.rename(path)
     (tmp_path / "link").symlink_to(tmp_path / "in")  # the source itself may be a link
     assert len(read(tmp_path / "link", mapping)[0]) == 1

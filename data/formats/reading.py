@@ -57,16 +57,13 @@ class Folder:
     ) -> Any:
         """`parse` of an open file. With `keep`, the next call takes this value.
 
-        No link may lead out of the folder, and a FIFO would block. `message` and `kind` say what an error of `parse`
-        means.
+        No link may lead out of the folder. `message` and `kind` say what an error of `parse` means.
         """
         if path not in self.kept:
             target = path.resolve()
             if not target.is_relative_to(self.root.resolve()):
                 why = f"leads to {target}, which is outside of {self.root}: files of other folders are not read"
                 raise Unusable("refused file", path, why)
-            if target.exists() and not target.is_file():
-                raise Unusable("refused file", path, "is not a regular file")
             try:
                 with path.open("rb") as file:
                     self.kept[path] = parse(file)
