@@ -279,6 +279,7 @@ def _summarize(rows: Dataset, notes: Counter[str], problems: Problems) -> dict[s
         names = map("/".join, zip(row["question_types"], row["categories"]))
         answers.update(zip(names, row["answers"]))
     yes_no = sorted({name for name, answer in answers if answer in ("yes", "no")})
+    rates = {name: round(answers[name, "yes"] / (answers[name, "yes"] + answers[name, "no"]), 3) for name in yes_no}
     return {
         "images": len(rows),
         "left_out": Counter({kind: count for kind, count in problems.counts.items() if kind in problems.expected}),
@@ -286,9 +287,7 @@ def _summarize(rows: Dataset, notes: Counter[str], problems: Problems) -> dict[s
         "questions": questions,
         "skipped": Counter({kind: count for kind, count in problems.counts.items() if kind not in problems.expected}),
         "sources": Counter(rows["source"]),
-        "yes_rates": {
-            name: round(answers[name, "yes"] / (answers[name, "yes"] + answers[name, "no"]), 3) for name in yes_no
-        },
+        "yes_rates": rates,
     }
 
 
@@ -466,7 +465,7 @@ def load_rows(
 
 
 def source_names(folders: Sequence[Path]) -> list[str]:
-    """Name each folder by its path below the folder that all have in common: "drive1/val", "drive2/val".
+    """Name each folder by as few trailing path components as no other folder shares: "drive1/val", "drive2/val".
 
     Raises:
         DataError: a folder is given twice, which would count its images twice.
@@ -474,8 +473,12 @@ def source_names(folders: Sequence[Path]) -> list[str]:
     paths = list(map(os.path.realpath, folders))
     if twice := [str(folder) for folder, path in zip(folders, paths) if paths.count(path) > 1]:
         raise DataError(f"{' and '.join(twice)}: a folder is given twice")
-    shared = os.path.commonpath(map(os.path.dirname, paths))
-    return [os.path.relpath(path, shared) for path in paths]
+    names = []
+    for parts in (folder.parts for folder in folders):
+        others = [folder.parts for folder in folders if folder.parts != parts]
+        sizes = (size for size in range(1, len(parts)) if all(other[-size:] != parts[-size:] for other in others))
+        names.append("/".join(parts[-next(sizes, len(parts)) :]))
+    return names
 
 
 def select_evenly(rows: Any, count: int) -> Any:
