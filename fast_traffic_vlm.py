@@ -36,9 +36,7 @@ from .vision_traffic_vlm import TrafficVLMConvNorm
 Pass = Callable[[torch.Tensor], torch.Tensor]
 Tensors = Sequence[torch.Tensor]
 
-RUNS, RUN = 4, 8  # in a checksum: runs of bytes of each tensor, and bytes of a run
-# PEFT settings that change a module's output but are not tensors.
-ADAPTER_STATE = ("_disable_adapters", "_active_adapter", "merged_adapters", "scaling")
+SAMPLED = 64  # bytes of each tensor in a checksum, at most twice as many
 MOST = 16  # recorded passes; then all are dropped
 
 
@@ -55,27 +53,21 @@ class Sample:
         self.members = list(chain.from_iterable(map(dict.values, self.groups)))
         self.tensors = [one for one in self.members if isinstance(one, torch.Tensor)]
         self.addresses = list(map(torch.Tensor.data_ptr, self.tensors))
-        self.adapters = [vars(one) for one in modules if "_disable_adapters" in vars(one)]
-        self.runs: list[memoryview] = []  # of tensors on the CPU
-        self.far: dict[torch.device, list[torch.Tensor]] = {}
+        self.views: dict[torch.device, list[torch.Tensor]] = {}
         for tensor in self.tensors:
-            start, size = tensor.storage_offset() * tensor.element_size(), tensor.nbytes
-            stored = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-            for first in sorted({size * i // RUNS // RUN * RUN for i in range(RUNS)}):
-                run: Any = stored[start + first : start + min(first + RUN, size)]
-                if tensor.device.type == "cpu":
-                    self.runs.append(run.numpy().data)
-                elif tensor.device.type != "meta":  # its values are elsewhere, and accelerate fetches them
-                    self.far.setdefault(tensor.device, []).append(run)
+            if tensor.device.type != "meta":  # its values are elsewhere, and accelerate fetches them
+                stored = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+                start, step = tensor.storage_offset() * tensor.element_size(), tensor.nbytes // SAMPLED
+                view = stored[start : start + tensor.nbytes : step | 1]  # odd: every byte of a number has its turn
+                self.views.setdefault(tensor.device, []).append(view)
 
     def __reduce__(self) -> Any:
         return type(None), ()  # a copied module has other tensors
 
     def checksum(self) -> str:
-        digest = hashlib.blake2b(b"".join(self.runs), digest_size=16)
-        for runs in self.far.values():
-            digest.update(torch.cat(runs).cpu().numpy().tobytes())
-        digest.update(repr([[state.get(name) for name in ADAPTER_STATE] for state in self.adapters]).encode())
+        digest = hashlib.blake2b(digest_size=16)
+        for views in self.views.values():
+            digest.update(torch.cat(views).cpu().numpy().tobytes())
         return digest.hexdigest()
 
 
@@ -92,7 +84,7 @@ def sample_of(module: nn.Module) -> Sample:
 
 
 def checksum(module: nn.Module) -> str:
-    """Checksum of a few bytes of each tensor of a module, and of its active adapters.
+    """Checksum of a few bytes of each tensor of a module.
 
     It is the same in every process that has loaded the same file. A change of a small part of a tensor, such as one
     embedding, may be missed.
@@ -158,8 +150,9 @@ class Fast:
             self.uninstall()
             self.state, self.version = state, state[0][1]
             modules = [one for one in model.modules() if type(one) in PACKS]
-            self.forwards = [FastForward(one) for one in modules if can_pack(one)]
-            can_record = model.device.type == "cuda" and hasattr(model, "question_logits") and not is_offloaded(model)
+            self.forwards = [FastForward(one) for one in modules if all(map(is_supported, one.parameters()))]
+            is_offloaded = any(hasattr(one, "_hf_hook") for one in model.modules())  # by accelerate
+            can_record = model.device.type == "cuda" and hasattr(model, "question_logits") and not is_offloaded
             self.graphs = Graphs(model) if can_record else None
         model.fast = base.fast = model.get_decoder().fast = self  # the parts with public passes
         for forward in self.forwards:
@@ -213,16 +206,6 @@ def is_supported(weight: torch.Tensor) -> bool:
         return False
     is_fast_bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return weight.dtype == torch.float32 or is_fast_bfloat16
-
-
-def is_offloaded(module: nn.Module) -> bool:
-    """Whether hooks of accelerate fetch weights of the module from elsewhere for each pass."""
-    return any(hasattr(one, "_hf_hook") for one in module.modules())
-
-
-def can_pack(module: nn.Module) -> bool:
-    """Whether a module's weights are in memory, to stay, and can be packed."""
-    return is_supported(next(module.parameters())) and not is_offloaded(module)
 
 
 def pack_linear(linear: nn.Linear) -> Pass:

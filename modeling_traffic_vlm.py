@@ -1,6 +1,6 @@
 """Traffic VLM: encode a traffic image once, answer many questions about it.
 
-    pixel_values [I,3,256,256] → vision tower → [I,256,768] → projector → [I,256,512] ─┐ keys, values
+    pixel_values [I,3,384,384] → vision tower → [I,154,768] → projector → [I,154,512] ─┐ keys, values
     input_ids [B,L] → embeddings → 4 × (self-attention, cross-attention, feed-forward) ─┴→ norm → lm_head → [B,L,500]
 
 What is special here:
@@ -10,10 +10,11 @@ What is special here:
 - a packed row holds several questions: `segment_ids` separate them, and each starts at position 0;
 - `[PAD]` is never learned or generated: its logit is far below all others, and its embedding stays zero.
 
-Shapes: B rows of text, L tokens, I images, P image tokens (256), S keys to read (past + L of the text, or P), K
+Shapes: B rows of text, L tokens, I images, P image tokens (154), S keys to read (past + L of the text, or P), K
 key/value heads, D head size, C hidden size, V vocabulary.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +29,6 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutputWithPastAndCrossAttentions,
-    BaseModelOutputWithPooling,
     CausalLMOutputWithCrossAttentions,
     SequenceClassifierOutputWithPast,
 )
@@ -47,7 +47,7 @@ from .attention_traffic_vlm import (
     TrafficVLMSelfAttention,
     rotary_embedding,
 )
-from .cache_traffic_vlm import CACHE_NAME, EncodedImages, KeyValues, TrafficVLMCache, either_cache
+from .cache_traffic_vlm import CACHE_NAME, EncodedImages, TrafficVLMCache, either_cache
 from .checks_traffic_vlm import (
     check_cache,
     check_image_index,
@@ -73,20 +73,24 @@ IMAGES = "pixel_values, encoded_images or encoder_hidden_states"
 PAD_MARGIN = 100.0  # the logit of `[PAD]` is this much below the lowest one: exp(-100) added to another word's is 0
 
 
-def passes_on_to(inner: Callable[..., Any]) -> Callable[[Any], Any]:
+def names_arguments_of(inner: Callable[..., Any]) -> Callable[[Any], Any]:
     """A decorator of a method that passes **kwargs on to `inner`: its signature names the arguments of both.
 
     `generate()` and `Trainer` read there what a model takes.
     """
 
-    def name_arguments(method: Any) -> Any:
-        both = {**inspect.signature(inner).parameters, **inspect.signature(method).parameters}
-        rest = both.pop("kwargs")
-        named = [one for one in both.values() if one.kind is not inspect.Parameter.VAR_POSITIONAL]
-        method.__signature__ = inspect.Signature([*named, rest])
-        return method
+    def decorate(method: Any) -> Any:
+        @functools.wraps(method)
+        def named(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return method(self, *args, **kwargs)
 
-    return name_arguments
+        both: Any = {**inspect.signature(inner).parameters, **inspect.signature(method).parameters}
+        rest = both.pop("kwargs")
+        parameters = [one for one in both.values() if one.kind is not inspect.Parameter.VAR_POSITIONAL]
+        named.__signature__ = inspect.Signature([*parameters, rest])  # type: ignore[attr-defined]
+        return named
+
+    return decorate
 
 
 class TrafficVLMMLP(nn.Module):
@@ -225,10 +229,9 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
             return images
         if images is None:
             raise ValueError(f"encoder_attention_mask needs an image: {IMAGES}. A cache keeps it for later steps.")
-        count, _, tokens, _ = images.key_values[0][0].shape
-        if encoder_attention_mask.shape != (count, tokens):
-            shape = list(encoder_attention_mask.shape)
-            raise ValueError(f"encoder_attention_mask must be [{count},{tokens}], images by tokens; got {shape}.")
+        expected, shape = images.key_values[0][0].shape[::2], encoder_attention_mask.shape  # [I,K,P,D] → [I,P]
+        if shape != expected:
+            raise ValueError(f"encoder_attention_mask must be {list(expected)}, images by tokens; got {list(shape)}.")
         return replace(images, attention_mask=encoder_attention_mask)
 
     def get_decoder(self) -> "TrafficVLMTextModel":
@@ -256,7 +259,6 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
 
     def __init__(self, config: TrafficVLMTextConfig):
         super().__init__(config)
-        config.check_fields()  # again, because fields may have been changed since the configuration was built
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.layers: Any = nn.ModuleList(TrafficVLMDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = TrafficVLMRMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -307,8 +309,6 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
                 f"{implementation} attention does not return its weights: load with attn_implementation='eager' for "
                 "output_attentions=True, or call attention_maps(), which works with every implementation."
             )
-        if (fast := self.fast) is not None:
-            fast.look_for_changes()
         past_key_values, past_length = either_cache(past_key_values, cache), 0
         if past_key_values is not None:
             check_cache(past_key_values)
@@ -319,6 +319,8 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             inputs_embeds = self.embed_tokens(input_ids)
         # Hide `[PAD]`, unless the caller says what to hide. Later, new tokens do not tell which cached ones to hide.
         is_first_step = not is_torchdynamo_compiling() and int(past_length) == 0
+        if is_first_step and (fast := self.fast) is not None:
+            fast.look_for_changes()
         if attention_mask is None and segment_ids is None and is_first_step:
             attention_mask = padding_mask(input_ids, self.config.pad_token_id)
         if use_cache and past_key_values is None:  # the decorator has replaced None by the config's value
@@ -383,19 +385,14 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         columns = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
         return packed_mask(segment_ids, attention_mask, columns)
 
-    def project_image_tokens(self, encoder_hidden_states: torch.Tensor) -> tuple[KeyValues, ...]:
-        """Keys and values [I,K,P,D] of every layer's cross-attention for image tokens [I,P,encoder_hidden_size]."""
-        width = self.config.encoder_hidden_size
-        if width is None:
-            raise ValueError("This decoder has no cross-attention: its config has encoder_hidden_size=None.")
-        if encoder_hidden_states.ndim != 3 or encoder_hidden_states.shape[-1] != width:
-            shape = tuple(encoder_hidden_states.shape)
-            raise ValueError(f"encoder_hidden_states must be [I,P,{width}] (encoder_hidden_size), got {shape}.")
-        return tuple(layer.cross_attn.project(encoder_hidden_states) for layer in self.layers)
-
     def encode(self, encoder_hidden_states: torch.Tensor) -> EncodedImages:
         """Encoded images of image tokens [I,P,encoder_hidden_size], with gradients."""
-        return EncodedImages(self.project_image_tokens(encoder_hidden_states))
+        width = self.config.encoder_hidden_size
+        if encoder_hidden_states.ndim != 3 or encoder_hidden_states.shape[-1] != width:
+            shape = tuple(encoder_hidden_states.shape)
+            message = f"encoder_hidden_states must be [I,P,{width}] (encoder_hidden_size; None: no cross-attention)"
+            raise ValueError(f"{message}, got {shape}.")
+        return EncodedImages(tuple(layer.cross_attn.project(encoder_hidden_states) for layer in self.layers))
 
     @staticmethod
     def images_of_rows(
@@ -421,7 +418,6 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
 
     def __init__(self, config: TrafficVLMConfig):
         super().__init__(config)
-        config.check_fields()
         vision = config.vision_config
         is_custom = vision.model_type == TrafficVLMVisionModel.config_class.model_type
         build_tower = TrafficVLMVisionModel._from_config if is_custom else AutoModel.from_config
@@ -431,28 +427,6 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         self.projector = nn.Linear(vision.hidden_size, config.text_config.hidden_size)
         self.text_model = TrafficVLMTextModel._from_config(config.text_config)
         self.post_init()
-
-    @can_return_tuple
-    def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
-        """Image tokens of pixels [I,3,H,W], from the vision tower and the projector.
-
-        Returns:
-            `pooler_output`: projected image tokens [I,P,C]; `last_hidden_state`: image tokens before the projector.
-            With `output_hidden_states=True` and a tower of transformers also `hidden_states`.
-
-        Raises:
-            ValueError: pixels of another shape, or pixels that are not normalized: integers, beyond ±10, NaN.
-        """
-        if (fast := self.fast) is not None:
-            fast.look_for_changes()
-        check_pixels(pixel_values, self.pixel_shape, self.any_size)
-        outputs = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True, **kwargs)
-        return BaseModelOutputWithPooling(
-            last_hidden_state=outputs.last_hidden_state,
-            pooler_output=self.projector(outputs.last_hidden_state),
-            hidden_states=outputs.get("hidden_states"),
-            attentions=outputs.get("attentions"),
-        )
 
     def encode(self, pixel_values: torch.Tensor) -> EncodedImages:
         """Encoded images of pixels [I,3,H,W], with gradients."""
@@ -466,8 +440,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
     def look(self, pixel_values: torch.Tensor) -> EncodedImages:
         """What the tower sees in checked pixels [I,3,H,W], and the decoder reads."""
         seen = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True)
-        key_values = self.text_model.project_image_tokens(self.projector(seen.last_hidden_state))
-        return EncodedImages(key_values, centers=seen.get("centers"))
+        return replace(self.text_model.encode(self.projector(seen.last_hidden_state)), centers=seen.get("centers"))
 
     def choose_images(
         self,
@@ -483,7 +456,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         return super().choose_images(new, encoded_images, encoder_attention_mask)
 
     @can_return_tuple
-    @passes_on_to(TrafficVLMTextModel.forward)
+    @names_arguments_of(TrafficVLMTextModel.forward)
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -501,10 +474,6 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
             encoder_attention_mask: [I,P], 0 at image tokens to hide.
             input_ids, attention_mask, **kwargs: as of `TrafficVLMTextModel.forward`, `image_index` among them.
         """
-        # The decoder reads its own config. What the full model's config changes from the default applies to it, too.
-        for name, default in (("use_cache", True), ("output_hidden_states", False), ("output_attentions", False)):
-            if kwargs.get(name) is None and getattr(self.config, name, default) != default:
-                kwargs[name] = not default
         images = self.choose_images(pixel_values, encoded_images, encoder_attention_mask)
         text = {"input_ids": input_ids, "attention_mask": attention_mask, "return_dict": True}
         return self.text_model(encoded_images=images, **kwargs | text)
@@ -513,6 +482,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
 class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
     """Base class of the models with a language-model head: the decoder alone and the full model."""
 
+    model: Any
     lm_head: nn.Linear
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -525,14 +495,21 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         logits[..., self.config.get_text_config().pad_token_id] = logits.detach().amin(-1) - PAD_MARGIN
         return logits
 
-    def language_model_output(
+    @can_return_tuple
+    def forward(
         self,
-        outputs: BaseModelOutputWithPastAndCrossAttentions,
-        labels: torch.Tensor | None,
-        logits_to_keep: int | torch.Tensor,
+        *inputs: Any,
+        question_ends: torch.Tensor | None = None,  # returned by the processor; only `score_yes_no` reads it
+        labels: torch.Tensor | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
-        """Output with logits, and with labels [B,L] the mean cross-entropy of next tokens whose label is not -100."""
+        """Logits [B,L,V] of text, and with labels [B,L] the mean loss of next tokens whose label is not -100.
+
+        logits_to_keep is the number of last tokens with logits, or their indices; 0 keeps all. The other arguments are
+        those of `TrafficVLMModel.forward`, or of a decoder alone those of `TrafficVLMTextModel.forward`.
+        """
+        outputs = self.model(*inputs, **kwargs | {"return_dict": True})
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.compute_logits(outputs.last_hidden_state[:, keep])
         loss = None
@@ -565,22 +542,7 @@ class TrafficVLMForCausalLM(TrafficVLMLanguageModel, TrafficVLMGenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    @can_return_tuple
-    @passes_on_to(TrafficVLMTextModel.forward)
-    def forward(
-        self,
-        *inputs: Any,
-        labels: torch.Tensor | None = None,
-        logits_to_keep: int | torch.Tensor = 0,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithCrossAttentions:
-        """Logits [B,L,V] of text, and the loss of labels [B,L], where -100 is ignored.
-
-        logits_to_keep is the number of last tokens with logits, or their indices; 0 keeps all. The other arguments are
-        those of `TrafficVLMTextModel.forward`.
-        """
-        outputs = self.model(*inputs, **kwargs | {"return_dict": True})
-        return self.language_model_output(outputs, labels, logits_to_keep, **kwargs)
+    forward = names_arguments_of(TrafficVLMTextModel.forward)(TrafficVLMLanguageModel.forward)
 
 
 class TrafficVLMFullModel(TrafficVLMPreTrainedModel):
@@ -613,10 +575,6 @@ class TrafficVLMFullModel(TrafficVLMPreTrainedModel):
         centers: Any = encoded_images.centers
         return [find_objects(one, index, threshold) for one in centers.cpu()]
 
-    def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
-        """Image tokens, as of `TrafficVLMModel.get_image_features`."""
-        return self.model.get_image_features(pixel_values, **kwargs)
-
     def attention_maps(self, *args: Any, **inputs: Any) -> torch.Tensor:
         """Cross-attention maps [B,L,h,w] of each token, with the arguments of `scoring_traffic_vlm.attention_maps`."""
         return attention_maps(self, *args, **inputs)
@@ -645,23 +603,7 @@ class TrafficVLMForConditionalGeneration(
         self.generation_config.max_new_tokens = MAX_NEW_TOKENS
         self.post_init()
 
-    @can_return_tuple
-    @passes_on_to(TrafficVLMModel.forward)
-    def forward(
-        self,
-        *inputs: Any,
-        question_ends: torch.Tensor | None = None,  # returned by the processor; only `score_yes_no` reads it
-        labels: torch.Tensor | None = None,
-        logits_to_keep: int | torch.Tensor = 0,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithCrossAttentions:
-        """Logits [B,L,V] of text about images, and the loss of labels [B,L], where -100 is ignored.
-
-        logits_to_keep is the number of last tokens with logits, or their indices; 0 keeps all. The other arguments are
-        those of `TrafficVLMModel.forward`.
-        """
-        outputs = self.model(*inputs, **kwargs | {"return_dict": True})
-        return self.language_model_output(outputs, labels, logits_to_keep, **kwargs)
+    forward = names_arguments_of(TrafficVLMModel.forward)(TrafficVLMLanguageModel.forward)
 
 
 # With label smoothing, `Trainer` compares logits with the next labels only for classes whose names are listed here.
@@ -702,8 +644,6 @@ class TrafficVLMForSequenceClassification(TrafficVLMFullModel):
         logits = self.score(question_states(outputs.last_hidden_state, attention_mask, question_ends))
         loss = None
         if labels is not None:
-            if labels.shape[:1] != logits.shape[:1]:
-                raise ValueError(f"labels must be [{len(logits)}], one per question, got {list(labels.shape)}.")
             loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
         return SequenceClassifierOutputWithPast(
             loss=loss,
@@ -718,14 +658,3 @@ TrafficVLMTextModel.register_for_auto_class("AutoModel")
 TrafficVLMForCausalLM.register_for_auto_class("AutoModelForCausalLM")
 TrafficVLMForConditionalGeneration.register_for_auto_class("AutoModel")
 TrafficVLMForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
-
-__all__ = [
-    "EncodedImages",
-    "TrafficVLMCache",
-    "TrafficVLMForCausalLM",
-    "TrafficVLMForConditionalGeneration",
-    "TrafficVLMForSequenceClassification",
-    "TrafficVLMModel",
-    "TrafficVLMPreTrainedModel",
-    "TrafficVLMTextModel",
-]

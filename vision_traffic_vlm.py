@@ -30,41 +30,21 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import is_torchdynamo_compiling
 
-from .configuration_traffic_vlm import TrafficVLMVisionConfig
+from .configuration_traffic_vlm import TrafficVLMVisionConfig, token_grid
 from .locating_traffic_vlm import TrafficVLMCenterHead, TrafficVLMObjectTokens
 
 
-class _DepthwiseConvolution(torch.autograd.Function):
-    """Depthwise convolution with a backward pass in float32, which is up to 20 times faster on a CPU."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.stride, ctx.padding = stride, padding
-        return nn.functional.conv2d(x, weight, None, stride, padding, groups=len(weight))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        shape = ([ctx.stride] * 2, [ctx.padding] * 2, [1, 1], False, [0, 0], len(weight))
-        needed = [*ctx.needs_input_grad[:2], False]  # no bias
-        precise = (grads[0].float(), x.float(), weight.float(), None)
-        x_grad, weight_grad, _ = torch.ops.aten.convolution_backward(*precise, *shape, needed)
-        x_grad = None if x_grad is None else x_grad.to(x.dtype)
-        weight_grad = None if weight_grad is None else weight_grad.to(weight.dtype)
-        return x_grad, weight_grad, None, None
+NORM_EPS = 1e-6
 
 
 class TrafficVLMDepthwiseConv2d(nn.Conv2d):
     """Depthwise convolution: one filter per channel.
 
-    oneDNN has no fast bfloat16 backward pass for kernels of 5×5 and larger, nor for a stride of 2. In training on a
-    CPU under autocast their backward pass runs in float32; the forward pass stays in bfloat16.
+    oneDNN has no fast bfloat16 backward pass for kernels of 5×5 and larger, nor for a stride of 2: that in float32 is
+    up to 20 times faster. So in training on a CPU under autocast, these run in float32.
     """
 
     def __init__(self, width: int, kernel_size: int, stride: int = 1):
@@ -73,30 +53,23 @@ class TrafficVLMDepthwiseConv2d(nn.Conv2d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         is_slow = x.device.type == "cpu" and (self.kernel_size[0] > 3 or self.stride[0] > 1)
         if is_slow and torch.is_grad_enabled() and torch.is_autocast_enabled("cpu"):
-            return _DepthwiseConvolution.apply(x, self.weight, self.stride[0], self.padding[0])
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(x.float()).to(torch.get_autocast_dtype("cpu"))
         return super().forward(x)
 
 
 class TrafficVLMBatchNorm2d(nn.BatchNorm2d):
-    """Batch normalization whose running statistics change once per step, and never while its weight is frozen.
+    """Batch normalization whose running statistics never change while its weight is frozen.
 
-    Otherwise a frozen tower would change in training (LoRA saves no statistics, so a reloaded adapter would answer
-    differently), and with gradient checkpointing each batch would count twice.
+    Otherwise a frozen tower would change in training: LoRA saves no statistics, so a reloaded adapter would answer
+    differently.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        is_trained = self.training and self.weight.requires_grad
-        momentum = 0.0
-        if is_trained and (is_torchdynamo_compiling() or not is_recomputing()):
-            momentum = self.momentum or 0.0
-            self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
+        if self.weight.requires_grad:
+            return super().forward(x)
         statistics = (self.running_mean, self.running_var)
-        return nn.functional.batch_norm(x, *statistics, self.weight, self.bias, is_trained, momentum, self.eps)
-
-
-def is_recomputing() -> bool:
-    """Whether this forward pass runs inside a backward pass, where gradient checkpointing repeats it."""
-    return torch._C._current_graph_task_id() != -1  # the test of torch.utils.checkpoint itself
+        return nn.functional.batch_norm(x, *statistics, self.weight, self.bias, eps=self.eps)
 
 
 class TrafficVLMConvNorm(nn.Sequential):
@@ -145,7 +118,7 @@ class TrafficVLMConvolutions(nn.Module):
     def __init__(self, config: TrafficVLMVisionConfig):
         super().__init__()
         width, *stage_widths, head_width = config.conv_widths
-        self.stem = TrafficVLMConvNorm(config.num_channels, width, kernel_size=3, stride=2)
+        self.stem = TrafficVLMConvNorm(3, width, kernel_size=3, stride=2)
         self.blocks = nn.ModuleList()
         grids = []  # channels and last block before each stride of 2
         stages = zip(stage_widths, config.conv_depths, config.conv_kernel_sizes, config.conv_strides)
@@ -178,13 +151,13 @@ class TrafficVLMVisionLayer(GradientCheckpointingLayer):
         super().__init__()
         width = config.neck_width
         self.num_heads = config.num_attention_heads
-        self.norm1 = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.norm1 = nn.LayerNorm(width, eps=NORM_EPS)
         self.qkv_proj = nn.Linear(width, 3 * width)
         self.out_proj = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.norm2 = nn.LayerNorm(width, eps=NORM_EPS)
         self.fc1 = nn.Linear(width, config.intermediate_size)
         self.fc2 = nn.Linear(config.intermediate_size, width)
-        self.act_fn = ACT2FN[config.hidden_act]
+        self.act_fn = nn.GELU("tanh")
 
     def forward(self, x: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
         qkv = self.qkv_proj(self.norm1(x)).unflatten(-1, (3, self.num_heads, -1))  # [B,P,3,H,D]
@@ -201,10 +174,10 @@ class TrafficVLMDepthwiseLayer(GradientCheckpointingLayer):
         super().__init__()
         width = config.neck_width
         self.filter = TrafficVLMDepthwiseConv2d(width, kernel_size=7)
-        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.norm = nn.LayerNorm(width, eps=NORM_EPS)
         self.fc1 = nn.Linear(width, config.intermediate_size)
         self.fc2 = nn.Linear(config.intermediate_size, width)
-        self.act_fn = ACT2FN[config.hidden_act]
+        self.act_fn = nn.GELU("tanh")
 
     def forward(self, x: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
         around = self.filter(x.transpose(1, 2).unflatten(2, grid))  # [B,C,rows,columns]
@@ -222,7 +195,7 @@ class TrafficVLMPatchEmbedding(nn.Module):
     def __init__(self, config: TrafficVLMVisionConfig):
         super().__init__()
         width = config.neck_width
-        self.projection = nn.Conv2d(config.num_channels, width, config.patch_size, stride=config.patch_size)
+        self.projection = nn.Conv2d(3, width, config.patch_size, stride=config.patch_size)
         self.position = nn.Embedding(self.GRID * self.GRID, width)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -287,6 +260,7 @@ class TrafficVLMVisionModel(PreTrainedModel):
         super().__init__(config)
         self.has_convolutions = bool(config.conv_widths)
         width = config.neck_width
+        layer: Any = TrafficVLMDepthwiseLayer if self.has_convolutions else TrafficVLMVisionLayer
         if self.has_convolutions:
             self.convolutions = TrafficVLMConvolutions(config)
             finer, same, coarser = self.convolutions.widths
@@ -294,16 +268,14 @@ class TrafficVLMVisionModel(PreTrainedModel):
             self.from_same = nn.Conv2d(same, width, 1)
             self.from_coarser = nn.Conv2d(coarser, width, 1, bias=False)
             self.place = nn.Linear(4 * self.NUM_WAVES, width, bias=False)
+            self.place_of_token = nn.Linear(4 * self.NUM_WAVES, config.hidden_size, bias=False)
         else:
             self.patches = TrafficVLMPatchEmbedding(config)
-        layer = TrafficVLMVisionLayer if config.neck == "transformer" else TrafficVLMDepthwiseLayer
         self.layers = nn.ModuleList(layer(config) for _ in range(config.num_hidden_layers))
         if config.pool_above is not None:
             self.pool = TrafficVLMPatchPooling(config)
-        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.norm = nn.LayerNorm(width, eps=NORM_EPS)
         self.to_hidden = nn.Linear(width, config.hidden_size) if width != config.hidden_size else nn.Identity()
-        if self.has_convolutions:
-            self.place_of_token = nn.Linear(4 * self.NUM_WAVES, config.hidden_size, bias=False)
         if config.located:
             self.center_head = TrafficVLMCenterHead(width, finer, len(config.located))
             self.objects = TrafficVLMObjectTokens(len(config.located), same, config.hidden_size)
@@ -323,7 +295,7 @@ class TrafficVLMVisionModel(PreTrainedModel):
             part.start(module)
 
     def forward(self, pixel_values: torch.Tensor, **kwargs: Any) -> TrafficVLMVisionOutput:
-        """Image tokens of pixels [B,num_channels,H,W], H and W multiples of `patch_size`."""
+        """Image tokens of pixels [B,3,H,W], H and W multiples of `patch_size`."""
         if self.has_convolutions:
             # Convolutions are faster with channels last, on CPUs and GPUs.
             maps = self.convolutions(pixel_values.contiguous(memory_format=torch.channels_last))
@@ -333,12 +305,11 @@ class TrafficVLMVisionModel(PreTrainedModel):
         rows, columns = x.shape[2:]
         x = x.flatten(2).transpose(1, 2)  # [B,P,C]
         if self.has_convolutions:
-            positions = patch_coordinates(rows, columns, self.NUM_WAVES, x)
-            x = x + self.place(positions)
+            x = x + self.place(patch_coordinates(rows, columns, self.NUM_WAVES, x))
         for layer in self.layers:
             x = layer(x, (rows, columns))
         patches = x
-        token_rows, token_columns = self.config.token_grid(*pixel_values.shape[2:])
+        token_rows, token_columns = token_grid(self.config, *pixel_values.shape[2:])
         if (token_rows, token_columns) != (rows, columns):
             x = self.pool(x, (rows, columns))
         x = self.to_hidden(self.norm(x))

@@ -36,7 +36,7 @@ from traffic_vlm.scripts import command
 ROUNDS, SECONDS = 5, 1.0  # the models take turns so many times, each for so long
 # PaliGemma reads the token ids of Traffic VLM's processor, and these for what its own processor adds.
 IMAGE, NEWLINE, PEER_VOCABULARY = 500, 501, 512
-PEER_VISION_LAYERS = 3  # gives about as many parameters as Traffic VLM's default tower and cross-attention have
+PEER_VISION_LAYERS = 3  # as the tower of `TrafficVLMConfig.with_patch_tower()` has
 VISION_FIELDS = ("hidden_size", "intermediate_size", "num_attention_heads", "image_size", "patch_size")
 TEXT_FIELDS = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -160,7 +160,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
     config, processor = (kind.from_pretrained(options.model) for kind in (TrafficVLMConfig, TrafficVLMProcessor))
-    peer = TrafficVLMConfig({"image_size": config.vision_config.image_size})
+    peer = TrafficVLMConfig.with_patch_tower(vision_config={"image_size": config.vision_config.image_size})
     models: Models = {"Traffic VLM": TrafficVLM(config, processor), "PaliGemma": PaliGemma(peer, processor)}
     for one in models.values():
         one.model.to(options.device, getattr(torch, options.dtype))

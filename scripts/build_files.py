@@ -32,8 +32,6 @@ FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("processor_config.json", "chat_template.jinja"),
 )
-VISION_TOWER = {"neck": "depthwise", "neck_width": 384, "num_hidden_layers": 2, "intermediate_size": 1536}
-VISION_TOWER |= {"image_size": 384, "pool_above": 320}
 
 
 @dataclass
@@ -52,7 +50,7 @@ def build(output_dir: Path, tokenizer: TrafficVLMTokenizer) -> list[Path]:
     """Write all files atomically; return their paths."""
     kept = read_fields(ROOT / "config.json", "yes_no_temperature", "size_temperatures", "dtype", "vision_config")
     located = {"located": kept.pop("vision_config").get("located")}
-    config = TrafficVLMConfig(VISION_TOWER | located, architectures=["TrafficVLMForConditionalGeneration"], **kept)
+    config = TrafficVLMConfig(located, architectures=["TrafficVLMForConditionalGeneration"], **kept)
     token_ids = {name: getattr(config.text_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     # The whole image is resized to a square (bicubic, no crop); pixels are scaled to [-1, 1].
     size = config.vision_config.image_size

@@ -122,7 +122,7 @@ def test_generation_without_an_image(model, alone):
 
 
 def test_a_decoder_alone_reads_image_tokens(model, alone):
-    tokens = model.get_image_features(PIXELS).pooler_output.detach()
+    tokens = model.model.projector(model.model.vision_tower(PIXELS).last_hidden_state).detach()
     mask = torch.ones(2, 256, dtype=torch.long)
     mask[:, 100:] = 0
     for options in (NO_END, NO_END | {"num_beams": 3}):

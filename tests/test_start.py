@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import torch
 from safetensors.torch import load_file
 
+from tiny import ROOT
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
@@ -36,3 +37,6 @@ def test_every_weight_is_copied(tmp_path, monkeypatch, run_script):
     for name, value in ours.items():
         copied = saved[f"convolutions.{name}"]
         assert torch.equal(copied, value.to(copied.dtype))
+    shipped = [name.split("vision_tower.") for name in load_file(ROOT / "model.safetensors")]
+    names = {name for _, *tower in shipped for name in tower if not name.startswith(("center_head.", "objects."))}
+    assert saved.keys() == names

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from runs import NO_EVAL, history, learn
 from tiny import ROOT, TINY_TOWER
-from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig, token_grid
 from traffic_vlm.data.augment import MAX_ENLARGED, random_window
 from traffic_vlm.data.datasets import FEATURES, LISTS
 from traffic_vlm.data.formats import Problems
@@ -55,7 +55,7 @@ from traffic_vlm.training.rows import open_datasets
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
-LIGHT = TINY_TOWER | {"neck": "depthwise", "neck_width": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+LIGHT = TINY_TOWER | {"neck_width": 16, "num_hidden_layers": 1}
 STORED, SIDE = 384, 256  # of the images in pixels: in files, and by default in training
 
 
@@ -217,7 +217,7 @@ def rows(dataset):
 
 def batches_of(rows, steps, sides=(SIDE,), seed=0, pictures=2, **fields):
     """A function that makes the batch of a step."""
-    config = TrafficVLMVisionConfig(**LIGHT, pool_above=280)
+    config = TrafficVLMVisionConfig(**LIGHT | {"pool_above": 280})
     drawing = Drawing([rows], TrainOptions("start", sizes=[*sides], **fields), SIDE, pictures, steps, seed)
     collate = TrafficCollator(
         None, 0, targets={"presence": partial(targets, vision_config=config, sources=("a", "highway"))}
@@ -332,7 +332,7 @@ def test_pooled_tokens_start_as_the_means_of_four_patches_and_small_images_keep_
     x = torch.randn(2, 80, 16)
     means = x.unflatten(1, (5, 2, 4, 2)).mean((2, 4)).flatten(1, 2)
     torch.testing.assert_close(pooled.pool(x, (10, 8)), means)
-    assert pooled(pixels).last_hidden_state.shape == (2, 20, 24) and pooled.config.token_grid(160, 128) == (5, 4)
+    assert pooled(pixels).last_hidden_state.shape == (2, 20, 24) and token_grid(pooled.config, 160, 128) == (5, 4)
     small = pixels[:, :, :128]
     torch.testing.assert_close(pooled(small).last_hidden_state, tower.eval()(small).last_hidden_state)
 

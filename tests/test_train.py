@@ -137,7 +137,7 @@ def test_bfloat16_checkpointing_accumulation_and_label_smoothing_train(start, tm
 @pytest.fixture(scope="module")
 def tower_folder(tmp_path_factory):
     """A tower without a decoder, and its head."""
-    folder, fields = tmp_path_factory.mktemp("tower"), TINY_TOWER | {"neck": "depthwise", "neck_width": 16}
+    folder, fields = tmp_path_factory.mktemp("tower"), TINY_TOWER | {"neck_width": 16}
     TrafficVLMVisionModel(TrafficVLMVisionConfig(**fields)).save_pretrained(folder)
     save_training_head(QueryHead(24), folder)
     return folder

@@ -40,8 +40,11 @@ TINY_TOWER = {
     "conv_strides": [2, 2, 2, 2],
     "conv_expansion": 2,
     "hidden_size": 24,
+    "neck_width": 24,
     "intermediate_size": 32,
     "num_attention_heads": 2,
+    "image_size": 256,
+    "pool_above": None,
 }
 TINY_VISION = {
     "model_type": "siglip_vision_model",

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ...common.files import atomic_write, atomic_write_text
+from ...configuration_traffic_vlm import token_grid
 from ...data.augment import resize
 from ...data.scene import parse_scene
 from ...data.truth import GroundTruth
@@ -59,7 +60,7 @@ class TowerModel(nn.Module):
 
     def presence(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """P(present) [B,categories,4] of pixels [B,3,H,W] in 0..255."""
-        grid = self.tower.config.token_grid(*pixel_values.shape[2:])
+        grid = token_grid(self.tower.config, *pixel_values.shape[2:])
         regions: torch.Tensor = self.training_head["head"](self.see(pixel_values).last_hidden_state, grid)[0]
         return regions.float().sigmoid()
 
