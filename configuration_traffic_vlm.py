@@ -211,7 +211,6 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         conv_widths: channels after the stem, after each stage of residual blocks, and after the last convolution.
         conv_depths, conv_kernel_sizes, conv_strides: for each stage the number of blocks, the kernel size, and the
             stride of the first block, 1 or 2.
-        conv_expansion: channels inside a block divided by its input channels. The first stage does not expand.
         hidden_size: width of the image tokens.
         neck_width, num_hidden_layers, intermediate_size: width and number of the layers after the convolutions or the
             patch embedding, and the width of their MLPs.
@@ -236,7 +235,6 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         conv_depths: tuple[int, ...] | list[int] = (1, 2, 2, 3, 3, 4, 1),
         conv_kernel_sizes: tuple[int, ...] | list[int] = (3, 3, 5, 3, 5, 5, 3),
         conv_strides: tuple[int, ...] | list[int] = (1, 2, 2, 2, 1, 2, 1),
-        conv_expansion: int = 6,
         hidden_size: int = 768,
         neck_width: int = 384,
         intermediate_size: int = 1536,
@@ -244,7 +242,6 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         num_attention_heads: int = 12,
         image_size: int | list[int] = 384,
         patch_size: int = 16,
-        initializer_range: float = 0.02,
         pool_above: int | None = 320,
         located: dict[str, float] | None = None,
         **kwargs: Any,
@@ -253,7 +250,6 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         self.conv_depths = list(conv_depths)
         self.conv_kernel_sizes = list(conv_kernel_sizes)
         self.conv_strides = list(conv_strides)
-        self.conv_expansion = conv_expansion
         self.hidden_size = hidden_size
         self.neck_width = neck_width
         self.intermediate_size = intermediate_size
@@ -261,7 +257,6 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         self.num_attention_heads = num_attention_heads
         self.image_size = image_size
         self.patch_size = patch_size
-        self.initializer_range = initializer_range
         self.pool_above = pool_above
         self.located = dict(sorted((located or {}).items()))
         self.check_fields()

@@ -64,12 +64,6 @@ class Sample:
     def __reduce__(self) -> Any:
         return type(None), ()  # a copied module has other tensors
 
-    def checksum(self) -> str:
-        digest = hashlib.blake2b(digest_size=16)
-        for views in self.views.values():
-            digest.update(torch.cat(views).cpu().numpy().tobytes())
-        return digest.hexdigest()
-
 
 def sample_of(module: nn.Module) -> Sample:
     """The sample that a module keeps in an attribute, made anew for other parts, or tensors at other addresses."""
@@ -89,7 +83,10 @@ def checksum(module: nn.Module) -> str:
     It is the same in every process that has loaded the same file. A change of a small part of a tensor, such as one
     embedding, may be missed.
     """
-    return sample_of(module).checksum()
+    digest = hashlib.blake2b(digest_size=16)
+    for views in sample_of(module).views.values():
+        digest.update(torch.cat(views).cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 # --- the context ---
@@ -145,7 +142,7 @@ class Fast:
         model, base = self.model, self.model.base_model
         parts = [base] if model is base else [base, *(one for one in model.children() if one is not base)]
         # Graphs also depend on addresses, so on the samples themselves.
-        state: Any = [(sample, sample.checksum()) for sample in map(sample_of, parts)]
+        state: Any = [(sample_of(part), checksum(part)) for part in parts]
         if state != self.state:
             self.uninstall()
             self.state, self.version = state, state[0][1]

@@ -221,9 +221,16 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
         encoded_images: EncodedImages | None,
         encoder_attention_mask: torch.Tensor | None,
     ) -> EncodedImages | None:
-        """The given encoded images, or those of new pixels or tokens, with the given mask; None without images."""
+        """The given encoded images, or those of new pixels or tokens, with the given mask; None without images.
+
+        Encoded images of other weights are refused.
+        """
         if new is not None and encoded_images is not None:
             raise ValueError(f"Give one of {IMAGES}, not several.")
+        if encoded_images is not None and encoded_images.weights_version and not is_torchdynamo_compiling():
+            if encoded_images.weights_version != self.weights_version():
+                raise ValueError("encoded_images come from another model, or from weights that have changed since.")
+            encoded_images = replace(encoded_images, weights_version=None)  # check once, not in every later pass
         images = encoded_images if new is None else self.encode(new)
         if encoder_attention_mask is None:
             return images
@@ -441,19 +448,6 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         """What the tower sees in checked pixels [I,3,H,W], and the decoder reads."""
         seen = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True)
         return replace(self.text_model.encode(self.projector(seen.last_hidden_state)), centers=seen.get("centers"))
-
-    def choose_images(
-        self,
-        new: torch.Tensor | None,
-        encoded_images: EncodedImages | None,
-        encoder_attention_mask: torch.Tensor | None,
-    ) -> EncodedImages | None:
-        """As of the base class. Encoded images of other weights are refused."""
-        if encoded_images is not None and encoded_images.weights_version and not is_torchdynamo_compiling():
-            if encoded_images.weights_version != self.weights_version():
-                raise ValueError("encoded_images come from another model, or from weights that have changed since.")
-            encoded_images = replace(encoded_images, weights_version=None)  # check once, not in every later pass
-        return super().choose_images(new, encoded_images, encoder_attention_mask)
 
     @can_return_tuple
     @names_arguments_of(TrafficVLMTextModel.forward)

@@ -38,6 +38,7 @@ from .locating_traffic_vlm import TrafficVLMCenterHead, TrafficVLMObjectTokens
 
 
 NORM_EPS = 1e-6
+EXPANSION = 6  # channels inside a block by its input channels; the first stage does not expand
 
 
 class TrafficVLMDepthwiseConv2d(nn.Conv2d):
@@ -126,7 +127,7 @@ class TrafficVLMConvolutions(nn.Module):
             if stride == 2:
                 grids.append((width, len(self.blocks) - 1))
             for index in range(depth):
-                expansion, block_stride = config.conv_expansion if stage else 1, stride if index == 0 else 1
+                expansion, block_stride = EXPANSION if stage else 1, stride if index == 0 else 1
                 self.blocks.append(TrafficVLMConvBlock(width, next_width, expansion, kernel_size, block_stride))
                 width = next_width
         self.head = TrafficVLMConvNorm(width, head_width)
@@ -209,9 +210,8 @@ class TrafficVLMPatchEmbedding(nn.Module):
 def patch_coordinates(rows: int, columns: int, num_waves: int, like: torch.Tensor) -> torch.Tensor:
     """Sines and cosines [rows·columns, 4·num_waves] of the patch centers, in coordinates 0..1 for any grid."""
     waves = math.pi * 2.0 ** (torch.arange(num_waves, device=like.device) / 2)  # the first: half a turn per image
-    y = (torch.arange(rows, device=like.device) + 0.5)[:, None] / rows * waves
-    x = (torch.arange(columns, device=like.device) + 0.5)[:, None] / columns * waves
-    y, x = torch.cat([y.sin(), y.cos()], -1), torch.cat([x.sin(), x.cos()], -1)
+    angles = [(torch.arange(n, device=like.device) + 0.5)[:, None] / n * waves for n in (rows, columns)]
+    y, x = (torch.cat([one.sin(), one.cos()], -1) for one in angles)
     grid = torch.cat([y[:, None].expand(-1, columns, -1), x[None].expand(rows, -1, -1)], -1)
     return grid.flatten(0, 1).to(like.dtype)
 

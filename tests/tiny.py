@@ -38,7 +38,6 @@ TINY_TOWER = {
     "conv_depths": [1, 1, 2, 1],
     "conv_kernel_sizes": [3, 3, 5, 3],
     "conv_strides": [2, 2, 2, 2],
-    "conv_expansion": 2,
     "hidden_size": 24,
     "neck_width": 24,
     "intermediate_size": 32,
