@@ -468,6 +468,11 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
             encoder_attention_mask: [I,P], 0 at image tokens to hide.
             input_ids, attention_mask, **kwargs: as of `TrafficVLMTextModel.forward`, `image_index` among them.
         """
+        # The decoder reads its own config. What the full model's config changes from the default applies to it, too:
+        # the library's Trainer turns `use_cache` off.
+        for name, default in (("use_cache", True), ("output_hidden_states", False), ("output_attentions", False)):
+            if kwargs.get(name) is None and getattr(self.config, name, default) != default:
+                kwargs[name] = not default
         images = self.choose_images(pixel_values, encoded_images, encoder_attention_mask)
         text = {"input_ids": input_ids, "attention_mask": attention_mask, "return_dict": True}
         return self.text_model(encoded_images=images, **kwargs | text)
