@@ -58,9 +58,7 @@ def test_a_packed_convolution_gives_the_same(kernel_size, stride, groups):
         torch.testing.assert_close(pack_convolution(block)(x), block(x), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "kind", [torch.nn.BatchNorm2d, torch.nn.Conv2d, torch.nn.Linear, TrafficVLMForConditionalGeneration]
-)
+@pytest.mark.parametrize("kind", [torch.nn.BatchNorm2d, torch.nn.Linear, TrafficVLMForConditionalGeneration])
 def test_modules_whose_weights_are_elsewhere_are_left_alone(model, kind):
     accelerate, own = pytest.importorskip("accelerate"), logits(model)
     part = next(one for one in model.modules() if isinstance(one, kind))
