@@ -425,6 +425,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
 
     def __init__(self, config: TrafficVLMConfig):
         super().__init__(config)
+        config.check_fields()  # again, because fields may have been changed since the configuration was built
         vision = config.vision_config
         is_custom = vision.model_type == TrafficVLMVisionModel.config_class.model_type
         build_tower = TrafficVLMVisionModel._from_config if is_custom else AutoModel.from_config
