@@ -1,10 +1,10 @@
-"""Frames of a video file, an image, a folder of images, a camera or a stream.
+"""Videos: frames of a file, an image, a folder of images, a camera or a stream; and an annotated video to write.
 
-    open_source(name) → source.frames(): Frame(index, seconds, image), upright, in the colors and shape of a screen
+    open_source(name) → source.frames(): Frame(index, seconds, image), upright
 
-- FFmpeg (PyAV) decodes and resizes videos, Pillow images, also animated ones. Both follow the rules of `to_rgb`:
-  transparent pixels are white, and 16-bit pixels that use a part of their range are scaled from it, for a video once.
-- Times start at 0 and never decrease. A frame without a usable time stamp follows the last one by 1 / frame rate.
+- FFmpeg (PyAV) decodes videos and animated GIFs, Pillow other images.
+- Times start at 0 and never decrease. A frame without a time stamp, or with one that steps back, follows the last one
+  by 1 / frame rate.
 - Frames that cannot be read are counted and skipped; `FrameSource.problems` describes them.
 """
 
@@ -12,37 +12,32 @@ import math
 import re
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import av
-import numpy as np
-from av.video.reformatter import ColorTrc, Interpolation, VideoReformatter
+from av.video.reformatter import Interpolation
 from PIL import Image
 from PIL.Image import Transpose
 
 from ..common.files import DataError
-from ..common.image_files import IMAGE_SUFFIXES, READABLE, list_images, open_image
-from ..images_traffic_vlm import ANIMATED, LOW_BITS, own_range, scale_pixels, to_rgb
+from ..common.image_files import IMAGE_SUFFIXES, list_images, open_image
+from .overlay import with_text
 
 
-DEFAULT_RATE = 25.0  # frames per second of images, and of videos that declare no rate, or one above MAX_RATE
-MAX_RATE = 1000.0
+DEFAULT_RATE = 25.0  # frames per second of images, and of videos that declare no rate
 TIMEOUT = 10.0  # seconds without data after which a stream counts as lost
-DISORDER = 1.0  # seconds: time stamps that step back less are out of order
 CAMERA_FORMATS = {"linux": "v4l2", "darwin": "avfoundation", "win32": "dshow"}
 # These send at their own pace, whether frames are read or not. HTTP sends as fast as it is read.
 LIVE_PROTOCOLS = ("rtsp", "rtsps", "rtmp", "rtmps", "rtp", "srt", "tcp", "udp")
-PLAYLISTS = (".m3u", ".m3u8")
-# With colors at full resolution: within half a level of the image processor.
-EXACT = Interpolation.BICUBIC | Interpolation.ACCURATE_RND
-EXACT |= Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
-DEEP = ("rgb48", "bgr48", "rgba64", "bgra64", "gbrp16", "gbrap16", "ya16")  # formats of 16 bits that are not YUV
-WHOLE_RANGE = (0.0, 65535.0)
+# Without the full resolution of colors, pictures become darker by up to 4 of 255 levels.
+EXACT = Interpolation.BICUBIC | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 ROTATIONS = {90: Transpose.ROTATE_90, 180: Transpose.ROTATE_180, 270: Transpose.ROTATE_270}
+MAX_SIDE, MIN_WIDTH = 1280, 400  # pixels of an annotated video
+TIME_BASE = Fraction(1, 90_000)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,18 +118,10 @@ def open_source(name: str, frame_rate: float | None = None) -> FrameSource:
         ValueError: it does not exist, cannot be read, has no video or no images.
     """
     path = Path(name)
-    if path.is_dir():
-        return ImageSource(name, *list_images(path), frame_rate)
-    if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
-        with warnings.catch_warnings(action="ignore"):  # that one frame of several is read
-            open_image(path)  # raises an error now, as the source has no other image
-        with Image.open(path, formats=READABLE) as image:
-            is_animated = image.format in ANIMATED and getattr(image, "is_animated", False)
-        return AnimationSource(name, path, frame_rate) if is_animated else ImageSource(name, [path], "", frame_rate)
+    if path.is_dir() or (path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES - {".gif"}):
+        return ImageSource(name, frame_rate)
     if not path.exists() and not is_camera(name) and "://" not in name:
         raise DataError(f"{name}: no such file, folder, camera or stream")
-    if path.is_file() and path.suffix.lower() in PLAYLISTS and b"://" in path.read_bytes():
-        raise DataError(f"{name}: is a playlist with addresses of videos; give its URL in place of the file")
     return VideoSource(name, frame_rate)
 
 
@@ -152,12 +139,12 @@ def hide_password(name: str) -> str:
 
 
 class ImageSource(FrameSource):
-    """Image files as frames, 1 / frame rate each."""
+    """The images of a folder, or one image, as frames of 1 / frame rate each."""
 
-    def __init__(self, name: str, paths: list[Path], left_out: str, frame_rate: float | None = None):
+    def __init__(self, name: str, frame_rate: float | None = None):
         super().__init__(name, frame_rate)
-        self.paths = paths
-        if frame_rate is None and len(paths) > 1:
+        self.paths, left_out = list_images(Path(name))
+        if frame_rate is None and len(self.paths) > 1:
             assumed = f"{self.rate:g} per second are assumed (--frame_rate)"
             self.notes.append(f"{self.name}: images have no times; {assumed}")
         if left_out:
@@ -168,69 +155,6 @@ class ImageSource(FrameSource):
 
     def to_image(self, content: Path, side: int | None) -> Image.Image:
         return open_image(content)
-
-
-class AnimationSource(FrameSource):
-    """The frames of an animated image, each as long as the file says, or 1 / frame rate; the pages of a TIFF."""
-
-    def __init__(self, name: str, path: Path, frame_rate: float | None = None):
-        super().__init__(name, frame_rate)
-        self.path = path
-
-    def read(self) -> Iterator[tuple[float, Image.Image]]:
-        seconds = 0.0
-        with Image.open(self.path) as image:
-            for index in range(image.n_frames):  # type: ignore[attr-defined]
-                try:
-                    image.seek(index)
-                    image.load()
-                except Exception as error:  # whatever the decoder of the format raises: the frames end here
-                    return self.skip(error)
-                yield seconds, image.copy()
-                milliseconds = image.info.get("duration") or 1000 / self.rate  # 0: as fast as the program can
-                seconds += milliseconds / 1000
-
-    def to_image(self, content: Image.Image, side: int | None) -> Image.Image:
-        return to_rgb(content)
-
-
-# --- videos of high dynamic range ---
-
-
-def _linear_hlg(signal: np.ndarray) -> np.ndarray:
-    """Light of the scene, by BT.2100; a white surface, which has the signal 0.75, is 1."""
-    a, b, c = 0.17883277, 0.28466892, 0.55991073
-    light = np.where(signal <= 0.5, signal**2 / 3, (np.exp((signal - c) / a) + b) / 12)
-    return light / 0.265
-
-
-def _linear_pq(signal: np.ndarray) -> np.ndarray:
-    """Light of the screen, by BT.2100; a white surface, which has 203 cd/m² of 10,000 (BT.2408), is 1."""
-    power = signal ** (32 / 2523)
-    return (np.maximum(power - 107 / 128, 0) / (2413 / 128 - 2392 / 128 * power)) ** (16384 / 2610) / 0.0203
-
-
-LEVELS = np.linspace(0, 1, 4096, dtype=np.float32)
-LINEAR: dict[int, np.ndarray] = {ColorTrc.ARIB_STD_B67: _linear_hlg(LEVELS), ColorTrc.SMPTE2084: _linear_pq(LEVELS)}
-SRGB = np.rint(255 * np.where(LEVELS < 0.0031308, 12.92 * LEVELS, 1.055 * LEVELS ** (1 / 2.4) - 0.055)).astype(
-    np.uint8
-)
-BT709_FROM_BT2020 = np.array(
-    [[1.6605, -0.5876, -0.0728], [-0.1246, 1.1329, -0.0083], [-0.0182, -0.1006, 1.1187]], dtype=np.float32
-)
-
-
-def to_standard_range(pixels: np.ndarray, linear: np.ndarray) -> np.ndarray:
-    """Pixels uint8 [H,W,3] of screens from uint16 of BT.2020, by a table [4096] of the light of their signals.
-
-    Light above that of a white surface keeps its hue: red lamps stay red.
-    """
-    light = (linear[pixels >> 4] @ BT709_FROM_BT2020.T).clip(0)
-    light /= light.max(-1, keepdims=True).clip(1)
-    return SRGB[np.rint(light * 4095).astype(np.int16)]
-
-
-# --- videos and streams ---
 
 
 class VideoSource(FrameSource):
@@ -249,18 +173,14 @@ class VideoSource(FrameSource):
         clock: Callable[[], float] = time.monotonic,
     ):
         super().__init__(name, frame_rate)
-        self.timeout, self.reformatter = timeout, VideoReformatter()  # which keeps FFmpeg's tables
+        self.timeout = timeout
         self.container, self.corrupt = self._open(name), 0  # number of packets that FFmpeg marks corrupt
-        self.range: tuple[float, float] | None = None  # of 16-bit pixels, once measured
         self.clock = clock if self.container.format.name == "mpjpeg" and "://" in name else None
         self.is_live = bool(self.clock or is_camera(name) or name.partition("://")[0].lower() in LIVE_PROTOCOLS)
-        if self.clock and frame_rate is not None:
-            raise DataError(f"{self.name}: is a live stream, whose times are those of the clock: omit --frame_rate")
         self.stream = self.container.streams.best("video")
         if self.stream is None or self.stream.codec_context is None:
             raise DataError(f"{self.name}: has no video stream that can be decoded")
-        declared = float(self.stream.guessed_rate or 0)
-        self.rate = frame_rate or (declared if 0 < declared <= MAX_RATE else DEFAULT_RATE)
+        self.rate = frame_rate or float(self.stream.guessed_rate or DEFAULT_RATE)
         if not self.is_live:
             self.stream.thread_type = "AUTO"  # several frames at a time, which would delay a live source
 
@@ -285,50 +205,22 @@ class VideoSource(FrameSource):
             raise DataError(f"{self.name}: {problem}: {reason}") from None
 
     def to_image(self, content: av.VideoFrame, side: int | None) -> Image.Image:
-        aspect = self.stream.sample_aspect_ratio or 1  # the width of a pixel, as it is shown, divided by its height
-        width = side or max(1, round(content.width * aspect))
-
-        def pixels(layout: str) -> Any:
-            return self.reformatter.reformat(content, width, side, layout, interpolation=EXACT)
-
-        name, parts = content.format.name, content.format.components
-        if content.color_trc in LINEAR:
-            image = Image.fromarray(to_standard_range(pixels("rgb48le").to_ndarray(), LINEAR[content.color_trc]))
-        elif parts[0].bits > 8 and name.startswith(("gray", *DEEP)):
-            image = self._scale(pixels("gray16le" if name.startswith("gray") else "rgba64le").to_ndarray())
-        elif any(part.is_alpha for part in parts):
-            image = to_rgb(Image.fromarray(pixels("rgba").to_ndarray()))
-        else:
-            image = pixels("rgb24").to_image()
+        image = content.to_image(width=side, height=side, interpolation=EXACT)
         turn = ROTATIONS.get(content.rotation % 360)  # phones record sideways and note it
         return image if turn is None else image.transpose(turn)
 
-    def _scale(self, array: np.ndarray) -> Image.Image:
-        """RGB image of 16-bit pixels, by the range of the first frame that has one, as `to_rgb` scales a picture."""
-        colors = array if array.ndim == 2 else array[..., :3]
-        if self.range is None and colors.min() < colors.max():
-            is_scaled = array.ndim == 2 or colors.max() < LOW_BITS
-            self.range = own_range(colors) if is_scaled else WHOLE_RANGE
-        scaled = scale_pixels(array, *(self.range or WHOLE_RANGE))
-        if array.ndim == 3:
-            scaled[..., 3] = array[..., 3] >> 8
-        return to_rgb(Image.fromarray(scaled))
-
     def read(self) -> Iterator[tuple[float, av.VideoFrame]]:
         seconds = -1 / self.rate  # the first frame follows, at 0
-        last: float | None = None  # the highest time stamp
+        last: float | None = None  # time stamp
         base = float(self.stream.time_base)  # read now: the frames that follow an error do not have it
         with self.container:
-            for pixels in self.decode():
-                stamp = self.clock() if self.clock else None if pixels.pts is None else pixels.pts * base
-                if stamp is None or last is None or stamp < last - DISORDER:  # no time, or a second recording begins
-                    seconds, last = seconds + 1 / self.rate, stamp
-                elif stamp > last:
-                    seconds, last = seconds + stamp - last, stamp
-                yield seconds, pixels
+            for frame in self.decode():
+                stamp = self.clock() if self.clock else None if frame.pts is None else frame.pts * base
+                is_usable = stamp is not None and last is not None and stamp >= last
+                seconds, last = seconds + (stamp - last if is_usable else 1 / self.rate), stamp
+                yield seconds, frame
         if self.corrupt:
-            damaged = f"{self.name}: damaged packets, whose frames may be wrong: {self.corrupt:,}"
-            (self.notes if self.is_live else self.problems).append(damaged)
+            self.problems.append(f"{self.name}: damaged packets, whose frames may be wrong: {self.corrupt:,}")
         if seconds < 0:
             self.problems.append(f"{self.name}: no frame can be decoded")
         elif self.is_live:
@@ -351,3 +243,44 @@ class VideoSource(FrameSource):
                 reason = f"no data for {self.timeout:g} s" if isinstance(error, av.error.ExitError) else error.strerror
                 self.problems.append(f"{self.name}: reading stopped: {reason}")
                 return
+
+
+class AnnotatedVideo:
+    """Writes an H.264 video with the time, and lines of text, below every frame.
+
+    Args:
+        path: a file of a type that holds H.264, such as .mp4 or .mkv.
+
+    Raises:
+        OSError, ValueError: the file cannot be written. `add` and `close` raise an OSError, too.
+    """
+
+    def __init__(self, path: Path):
+        path.open("wb").close()  # FFmpeg would report a missing folder only after the first frame
+        self.container = av.open(f"file:{path}", "w")
+        self.size: tuple[int, int] | None = None  # of the first frame, and so of all
+        self.stream: Any = None  # opened with the first frame, whose size it needs
+        self.last = -1  # time stamp of the last frame
+
+    def add(self, seconds: float, picture: Image.Image, lines: Sequence[str]) -> None:
+        """Write an RGB frame, with lines of text below it."""
+        if self.size is None:
+            scale = min(1.0, MAX_SIDE / max(picture.size))
+            self.size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
+        image = with_text(picture.resize(self.size), lines, MIN_WIDTH)
+        if self.stream is None:
+            options = {"preset": "veryfast", "crf": "23"}
+            self.stream = self.container.add_stream("libx264", rate=25, options=options)  # a hint: frames have times
+            self.stream.width, self.stream.height, self.stream.pix_fmt = *image.size, "yuv420p"
+            self.stream.time_base = self.stream.codec_context.time_base = TIME_BASE
+            self.stream.codec_context.max_b_frames = 0  # with them, an MP4 does not start at 0
+        frame = av.VideoFrame.from_image(image)
+        frame.pts = self.last = max(round(seconds / TIME_BASE), self.last + 1)
+        frame.time_base = TIME_BASE
+        self.container.mux(self.stream.encode(frame))
+
+    def close(self) -> None:
+        """Finish the file, which is empty without any frame."""
+        if self.stream is not None:
+            self.container.mux(self.stream.encode(None))  # the frames that the encoder still holds
+        self.container.close()

@@ -10,12 +10,12 @@ import json
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from statistics import median_low
+from queue import Empty, Queue
 from typing import Any
 
 from tqdm import tqdm
@@ -25,15 +25,14 @@ from ..common.files import DataError, atomic_write_text
 from ..common.options import option
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_traffic_vlm import NONE, Question
-from .annotation import SUFFIXES, AnnotatedVideo
 from .events import Event, EventDetector
 from .options import ModelOptions, read_questions
-from .timeline import CsvLog, clock_time, draw_timeline
-from .video import Frame, FrameSource, open_source
+from .timeline import clock_time, csv_log, draw_timeline
+from .video import AnnotatedVideo, Frame, FrameSource, open_source
 
 
 LIVE_CAPACITY = 4  # frames of a live source that wait for the model; more would only be older
-JUMP, JUMP_STEPS = 60.0, 20  # a step over so many seconds, and so many times the median step, ends events
+JUMP, JUMP_STEPS = 60.0, 20  # a step over so many seconds, and so many times the usual step, ends events
 SILENCE = 20.0  # seconds without a frame after which a live source counts as lost; FFmpeg may notice earlier
 FILES = ("timeline.csv", "events.csv", "timeline.png", "summary.json")
 COLUMNS = ("frame", "time", "question", "answer", "score", "p_yes")
@@ -47,7 +46,7 @@ class WatchOptions(ModelOptions):
 
     output_dir: Path = field(metadata={"help": "folder to write to"})
     overwrite: bool = option(False, "replace the files of an earlier run")
-    video: Path | None = option(None, "annotated video to write: .mp4, .mov or .mkv")
+    video: Path | None = option(None, "annotated video to write, such as seen.mp4")
     fps: float | None = option(None, "frames to ask about per second; all by default")
     frame_rate: float | None = option(None, "frames per second of images, and of videos without time stamps")
     on: float = option(0.6, "P(yes) from which an event begins")
@@ -59,8 +58,6 @@ class WatchOptions(ModelOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         EventDetector(self.on, self.off, self.shortest)  # checks the three values
-        if self.video is not None and self.video.suffix.lower() not in SUFFIXES:
-            raise DataError(f"--video {self.video}: must end in {', '.join(SUFFIXES)}")
 
     def event_limits(self, question: Question) -> tuple[float, float]:
         """P(yes) from which an event of a question begins, and below which it ends."""
@@ -85,73 +82,72 @@ class LiveReader:
 
     def __init__(self, frames: Iterator[Frame], silence: float = SILENCE):
         self.silence, self.dropped, self.is_silent = silence, 0, False
-        self._waiting: deque[Frame] = deque(maxlen=LIVE_CAPACITY)
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._read, args=(frames,), daemon=True)
-        self._thread.start()
+        self._waiting: Queue[Frame | Exception | None] = Queue(LIVE_CAPACITY)
+        threading.Thread(target=self._read, args=(frames,), daemon=True).start()
 
     def _read(self, frames: Iterator[Frame]) -> None:
+        end = None
         try:
             for frame in frames:
-                self.dropped += len(self._waiting) == LIVE_CAPACITY
-                self._waiting.append(frame)
+                with suppress(Empty):  # the model may take a frame in between
+                    if self._waiting.full():
+                        self._waiting.get_nowait()
+                        self.dropped += 1
+                self._waiting.put(frame)
         except Exception as error:
-            self._error = error
+            end = error
+        self._waiting.put(end)
 
-    def batches(self, should_stop: Callable[[], Any]) -> Iterator[list[Frame]]:
-        """Yield lists of one frame until frames end, the source is lost, or `should_stop()` is true.
+    def batches(self) -> Iterator[list[Frame]]:
+        """Yield lists of one frame until frames end or the source is lost.
 
         Raises:
             Exception: whatever reading raised, after the frames before it.
         """
-        last = time.monotonic()
-        while not should_stop() and not self.is_silent:
-            has_ended = not self._thread.is_alive()  # asked first: the last frame may be about to come
-            if self._waiting:
-                yield [self._waiting.popleft()]
-                last = time.monotonic()  # silence does not count while the model is busy
-            elif has_ended:
-                if self._error:
-                    raise self._error
-                return
-            else:
-                time.sleep(0.01)
-                self.is_silent = time.monotonic() - last > self.silence
-
-
-def batch_frames(frames: Iterator[Frame], size: int, should_stop: Callable[[], Any]) -> Iterator[list[Frame]]:
-    """Yield lists of up to `size` frames until they end or `should_stop()` is true."""
-    while not should_stop() and (batch := list(islice(frames, size))):
-        yield batch
+        try:
+            while (frame := self._waiting.get(timeout=self.silence)) is not None:
+                if isinstance(frame, Exception):
+                    raise frame
+                yield [frame]
+        except Empty:
+            self.is_silent = True
 
 
 class Recorder:
     """Writes timeline, events and annotated video as they come; picture and summary at the end.
 
     Args:
-        options: `output_dir` is an existing folder without files of an earlier run.
+        options: `output_dir` is an existing folder.
         source: of the frames; it gets the notes on their times.
-        video: an `AnnotatedVideo`, or None.
+
+    Raises:
+        ValueError: a threshold of 0. Files of an earlier run are then still there.
+        OSError: a file cannot be written.
     """
 
-    def __init__(self, questions: Sequence[Question], options: WatchOptions, source: FrameSource, video: Any = None):
-        self.questions, self.options, self.source, self.video = list(questions), options, source, video
-        self.steps = deque([1 / min(source.rate, options.fps or source.rate)], maxlen=100)  # seconds between frames
+    def __init__(self, questions: Sequence[Question], options: WatchOptions, source: FrameSource):
+        self.questions, self.options, self.source = list(questions), options, source
+        self.detectors = [options.detector(question) for question in questions]
         self.folder, self.texts = options.output_dir, [question.text for question in questions]
+        self.step = 1 / min(source.rate, options.fps or source.rate)  # seconds between frames, as a rule
         self.num_frames, self.dropped, self.seconds, self.start = 0, 0, 0.0, time.monotonic()
         self.events: list[dict[str, Any]] = []  # rows of those that have ended
-        self.detectors = [options.detector(question) for question in questions]
+        self.video = AnnotatedVideo(options.video) if options.video else None
+        for file in FILES:
+            (self.folder / file).unlink(missing_ok=True)
         not_sure = () if options.loaded_thresholds is None else ("not_sure",)
-        self.timeline = CsvLog(self.folder / "timeline.csv", COLUMNS + not_sure)
-        self.log = CsvLog(self.folder / "events.csv", EVENT_COLUMNS)
+        self.timeline = csv_log(self.folder / "timeline.csv", COLUMNS + not_sure)
+        self.log = csv_log(self.folder / "events.csv", EVENT_COLUMNS)
 
     def add(self, frames: Sequence[Frame], items: Sequence[Sequence[Item]]) -> None:
         """Record frames in their order, each with the items of all questions."""
         for frame, row in zip(frames, items):
-            if self.num_frames:
-                self._step(frame.seconds)
+            if self.num_frames and frame.seconds - self.seconds > max(JUMP, JUMP_STEPS * self.step):
+                self._end_events()
+                times = f"{clock_time(self.seconds)} to {clock_time(frame.seconds)}"
+                self.source.notes.append(f"the time jumps from {times}: events end there")
             self.num_frames, self.seconds = self.num_frames + 1, frame.seconds
-            self.timeline.add(timeline_row(frame, item) for item in row)
+            self.timeline.writerows(timeline_row(frame, item) for item in row)
             for question, item, detector in zip(self.questions, row, self.detectors):
                 is_in_words = item["p_yes"] is None
                 level = item["score"] or 0.0 if is_in_words else item["p_yes"]
@@ -160,16 +156,7 @@ class Recorder:
             if self.video is not None:
                 # The answer comes first: a long question is cut off.
                 lines = [f"{answer_text(item)}  {question.text}" for question, item in zip(self.questions, row)]
-                self.video.add(frame.seconds, frame.image, lines)
-
-    def _step(self, seconds: float) -> None:
-        """Note the time until the next frame; events end where it is a jump."""
-        step = seconds - self.seconds
-        if step > max(JUMP, JUMP_STEPS * median_low(self.steps)):
-            self._end_events()
-            times = f"{clock_time(self.seconds)} to {clock_time(seconds)}"
-            self.source.notes.append(f"the time jumps from {times}: events end there")
-        self.steps.append(step)  # also of a jump: the declared rate may be wrong
+                self.video.add(frame.seconds, frame.image, [clock_time(frame.seconds), *lines])
 
     def _record(self, question: Question, changes: Sequence[Event]) -> None:
         """Print the events of a question that have begun or ended, and write those that have ended."""
@@ -181,12 +168,12 @@ class Recorder:
             tqdm.write(f"{clock_time(event.end):>9}  ends    {text} (peak {event.peak:.2f})")
             row = {"question": question.text, **asdict(event), "peak": round(event.peak, 4)}
             self.events.append(row | {"start": round(event.start, 3), "end": round(event.end, 3)})
-            self.log.add(self.events[-1:])
+            self.log.writerow(self.events[-1])
 
     def _end_events(self) -> None:
-        """End the current events: no frame follows the last one, which lasts as long as the others."""
+        """End the current events: no frame follows the last one, which lasts a usual step."""
         for question, detector in zip(self.questions, self.detectors):
-            self._record(question, detector.close(self.seconds + median_low(self.steps)))
+            self._record(question, detector.close(self.seconds + self.step))
         self.detectors = [self.options.detector(question) for question in self.questions]
 
     def close(self) -> None:
@@ -206,19 +193,17 @@ class Recorder:
             "questions": [{"question": text, "on": on, "off": off} for text, (on, off) in zip(self.texts, limits)],
             "events": self.events,
         }
-        try:
-            atomic_write_text(self.folder / "summary.json", json.dumps(summary, indent=1))
-            print(
-                f"{self.num_frames:,} frames, {speed} frames/s, {len(self.events):,} events; wrote {self.folder}",
-                file=sys.stderr,
-            )
-            if self.num_frames:
-                drawn = [limit if question.is_yes_no else () for question, limit in zip(self.questions, limits)]
-                files = self.folder / "timeline.csv", self.folder / "timeline.png"
-                draw_timeline(files[0], self.texts, self.events, drawn, files[1])
-        finally:
-            if self.video is not None:
-                self.video.close()
+        atomic_write_text(self.folder / "summary.json", json.dumps(summary, indent=1))
+        print(
+            f"{self.num_frames:,} frames, {speed} frames/s, {len(self.events):,} events; wrote {self.folder}",
+            file=sys.stderr,
+        )
+        if self.video is not None:
+            self.video.close()
+        if self.num_frames:
+            drawn = [limit if question.is_yes_no else () for question, limit in zip(self.questions, limits)]
+            files = self.folder / "timeline.csv", self.folder / "timeline.png"
+            draw_timeline(files[0], self.texts, self.events, drawn, files[1])
 
 
 def timeline_row(frame: Frame, item: Item) -> dict[str, Any]:
@@ -234,7 +219,7 @@ def watch(
 
     Args:
         name: see `open_source`.
-        should_stop: polled; the run ends once it returns something true.
+        should_stop: asked before each pass of the model; the run ends once it returns something true.
 
     Returns:
         why frames are missing; empty if none are.
@@ -246,15 +231,10 @@ def watch(
     check_output(options, name)
     pipe = options.load()
     read = read_questions(pipe, questions)
-    for question in read:
-        options.detector(question)  # raises an error before earlier files are deleted
     # Opened last: the buffer of a camera would overflow while the model is loaded.
     source = open_source(name, options.frame_rate)
     source.notes += [f"{question.text!r}: {note}" for question in read for note in answer_notes(question.item())]
-    video = AnnotatedVideo(options.video, min(source.rate, options.fps or source.rate)) if options.video else None
-    for file in FILES:  # only now, when the new run can start
-        (options.output_dir / file).unlink(missing_ok=True)
-    recorder = Recorder(read, options, source, video)
+    recorder = Recorder(read, options, source)
     try:
         ask_about_frames(pipe, recorder, should_stop)
     finally:
@@ -286,9 +266,11 @@ def ask_about_frames(pipe: TrafficVLMPipeline, recorder: Recorder, should_stop: 
     side = max(size["height"], size["width"])
     frames = source.frames(options.fps, None if options.video or options.region else side)
     live = LiveReader(frames) if source.is_live else None
-    batches = live.batches(should_stop) if live else batch_frames(frames, options.batch_size, should_stop)
+    batches = live.batches() if live else iter(lambda: list(islice(frames, options.batch_size)), [])
     with tqdm(unit=" frames", disable=None) as progress:  # only on a terminal
         for batch in batches:
+            if should_stop():
+                break
             images = [frame.image for frame in batch]
             recorder.add(batch, pipe(images, recorder.texts, batch_size=len(batch)))
             recorder.dropped = live.dropped if live else 0

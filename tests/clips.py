@@ -9,31 +9,24 @@ import numpy as np
 RATE = 10
 
 
-def encode(path, pictures, rate=RATE, codec="libx264", matrix=None, layout="yuv420p", given="rgb24", **fields):
-    """Write arrays of a layout (`given`) as a video of the type that the file's suffix names.
+def encode(path, pictures, rate=RATE, codec="libx264", matrix=None):
+    """Write RGB arrays as a video of the type that the file's suffix names.
 
     Args:
         matrix: a, b, c, d of the display matrix: (x, y) is shown at (ax + cy, bx + dy).
-        layout: in which the video stores its pixels.
-        fields: of the codec, such as its color space.
     """
     import av
 
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=rate)
         stream.height, stream.width = pictures[0].shape[:2]
-        stream.pix_fmt = layout
+        stream.pix_fmt = "yuv420p"
         stream.codec_context.gop_size = 5
-        for name, value in fields.items():
-            setattr(stream.codec_context, name, value)
         if matrix is not None:
             a, b, c, d = (part << 16 for part in matrix)
             stream.set_display_matrix((a, b, 0, c, d, 0, 0, 0, 1 << 30))
         for picture in pictures:
-            frame = av.VideoFrame.from_ndarray(picture, format=given)
-            if "colorspace" in fields:  # of the matrix from RGB to YUV
-                frame = frame.reformat(format=layout, dst_colorspace=fields["colorspace"], dst_color_range=1)
-            container.mux(stream.encode(frame))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         container.mux(stream.encode())
     return path
 

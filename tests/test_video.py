@@ -1,9 +1,7 @@
-"""Frames of files, images, folders and streams: their times, sizes, colors and orientations, and broken sources."""
+"""Frames of files, images, folders and streams: their times, sizes and orientations, and broken sources."""
 
 import io
-import warnings
 import wave
-from fractions import Fraction
 from itertools import count, islice
 from types import SimpleNamespace
 
@@ -16,7 +14,7 @@ from clips import RATE, TCPServer, encode, grays, noise
 
 av = pytest.importorskip("av", reason="videos need PyAV")
 
-from traffic_vlm.serving.video import EXACT, VideoSource, hide_password, open_source  # noqa: E402
+from traffic_vlm.serving.video import VideoSource, hide_password, open_source  # noqa: E402
 
 
 CORNERS = np.kron([[250, 170], [90, 10]], np.ones((24, 32)))[..., None].repeat(3, axis=2).astype(np.uint8)
@@ -62,73 +60,6 @@ def test_rotated_frames_are_shown_upright(tmp_path, matrix):
     assert quadrants == pytest.approx([expected[y, x, 0] for y in (0, height - 1) for x in (0, width - 1)], abs=5)
 
 
-def test_pixels_that_are_not_square_are_drawn_at_their_shown_width(tmp_path):
-    path = encode(tmp_path / "wide.mp4", [CORNERS] * 3, sample_aspect_ratio=Fraction(2, 1))
-    [whole, *_] = open_source(str(path)).frames()
-    assert whole.image.size == (128, 48) and whole.image.getpixel((32, 12))[0] == pytest.approx(250, abs=3)
-    assert next(open_source(str(path)).frames(side=32)).image.size == (32, 32)
-
-
-def hlg(light):
-    """The signal of light of the scene by BT.2100, where 0.265 is a white surface."""
-    light = np.asarray(light) * 0.265
-    return np.where(
-        light <= 1 / 12, np.sqrt(3 * light), 0.17883277 * np.log(12 * light - 0.28466892 + 1e-9) + 0.55991073
-    )
-
-
-RED_IN_BT2020 = [0.6274, 0.0691, 0.0164]
-PATCHES = {  # signals of red, green and blue, and the color of a screen
-    "white, 75 % (BT.2408)": ("hlg", [0.75] * 3, (255, 255, 255)),
-    "gray card, 38 %": ("hlg", [0.38] * 3, (118, 118, 118)),
-    "red lamp": ("hlg", hlg(RED_IN_BT2020), (255, 0, 0)),
-    "bright red lamp keeps its hue": ("hlg", hlg(np.multiply(RED_IN_BT2020, 3)), (255, 0, 0)),
-    "203 cd/m²": ("pq", [0.5807] * 3, (255, 255, 255)),
-    "26 cd/m²": ("pq", [0.3787] * 3, (101, 101, 101)),
-}
-
-
-@pytest.mark.parametrize("name", PATCHES)
-def test_high_dynamic_range_is_shown_as_on_a_screen(tmp_path, name):
-    curve, signal, expected = PATCHES[name]
-    picture = np.full((48, 64, 3), np.rint(np.multiply(signal, 65535)), dtype=np.uint16)
-    colors = {"color_primaries": 9, "colorspace": 9, "color_range": 1, "layout": "yuv420p10le", "given": "rgb48le"}
-    tagged = encode(tmp_path / "a.mp4", [picture] * 2, color_trc={"hlg": 18, "pq": 16}[curve], **colors)
-    seen = np.asarray(next(open_source(str(tagged)).frames()).image)
-    assert np.abs(seen.astype(int) - expected).max() <= 8, seen[0, 0]
-    plain = encode(tmp_path / "b.mp4", [picture] * 2, **colors)
-    with av.open(str(plain)) as container:
-        as_decoded = next(container.decode(video=0)).to_ndarray(format="rgb24", interpolation=EXACT)
-    assert np.array_equal(np.asarray(next(open_source(str(plain)).frames()).image), as_decoded)
-
-
-@pytest.mark.parametrize(("layout", "low", "high"), [("gray16le", 29_800, 30_310), ("rgb48le", 0, 4095)])
-def test_a_video_of_16_bits_is_scaled_from_the_range_of_its_first_frame(tmp_path, layout, low, high):
-    ramp = np.linspace(low, high, 48 * 64).round().astype(np.uint16).reshape(48, 64)
-    ramp = ramp if layout.startswith("gray") else np.stack([ramp] * 3, -1)
-    flat, frames = np.full_like(ramp, low), [ramp, ramp[::-1] // 2 + (low + high) // 4, ramp * 0 + high * 2]
-    path = encode(tmp_path / "deep.mkv", [flat, *frames], codec="ffv1", layout=layout, given=layout)
-    with pytest.warns(UserWarning, match="scaled from their own range") as caught:
-        seen = [np.asarray(frame.image)[..., 0].astype(float) for frame in open_source(str(path)).frames()]
-    assert len(caught) == 1 and (seen[3] == 255).all()
-    for picture, deep in zip(seen[1:3], frames):
-        deep = deep if deep.ndim == 2 else deep[..., 0]
-        assert np.abs(picture - (deep - low) * (255 / (high - low))).max() <= 1.5
-    whole = encode(tmp_path / "whole.mkv", [ramp // 65 * 1000], codec="ffv1", layout=layout, given=layout)
-    if layout == "rgb48le":
-        assert levels_of(open_source(str(whole)).frames()) == pytest.approx([(ramp // 65 * 1000).mean() / 257], abs=1)
-
-
-@pytest.mark.parametrize(("layout", "given"), [("rgba", "rgba"), ("rgba64be", "rgba64le")])
-def test_transparent_pixels_are_white(tmp_path, layout, given):
-    picture = np.zeros((48, 64, 4), np.uint8)
-    picture[:24] = (200, 100, 50, 255)
-    picture = picture if given == "rgba" else picture.astype(np.uint16) * 257
-    path = encode(tmp_path / "clear.mov", [picture] * 2, codec="png", layout=layout, given=given)
-    image = next(open_source(str(path)).frames()).image
-    assert [image.getpixel((9, y)) for y in (9, 40)] == [(200, 100, 50), (255, 255, 255)]
-
-
 @pytest.mark.parametrize(
     ("rate", "fps", "indices"),
     [(30, 10, [0, 3, 6, 9]), (30, None, list(range(10))), (25, 10, [0, 3, 5, 8]), (10, 30, list(range(10)))],
@@ -155,22 +86,12 @@ def test_images_of_a_folder_are_ordered_by_number_and_broken_ones_are_skipped(tm
     assert source.broken == 1 and "frame11.png cannot be read as an image" in source.problems[0]
 
 
-@pytest.mark.parametrize("image_format", ["GIF", "PNG", "WEBP", "AVIF", "TIFF"])
-def test_all_frames_of_an_animation_are_read(tmp_path, image_format):
+def test_all_frames_of_a_gif_are_read(tmp_path):
     first, *others = [Image.new("RGB", (48, 32), (level,) * 3) for level in (20, 100, 200)]
-    path, durations = tmp_path / "moving.png", [40, 400, 100]  # milliseconds
-    times = {} if image_format == "TIFF" else {"duration": durations}
-    first.save(path, image_format, save_all=True, append_images=others, **times)
-    source = open_source(str(path), frame_rate=None if times else 5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        frames = list(source.frames())
-    assert [frame.seconds for frame in frames] == pytest.approx([0, 0.04, 0.44] if times else [0, 0.2, 0.4])
-    assert levels_of(frames) == pytest.approx([20, 100, 200], abs=2) and source.problems == source.notes == []
-    path.write_bytes(path.read_bytes()[:-20])
-    if image_format == "GIF":
-        source = open_source(str(path))
-        assert len(list(source.frames())) == 2 and "frames that cannot be read" in source.problems[0]
+    first.save(tmp_path / "moving.gif", save_all=True, append_images=others, duration=[40, 400, 100])  # milliseconds
+    frames = list(open_source(str(tmp_path / "moving.gif")).frames())
+    assert [frame.seconds for frame in frames] == pytest.approx([0, 0.04, 0.44])
+    assert levels_of(frames) == pytest.approx([20, 100, 200], abs=2)
 
 
 def test_passwords_are_hidden():
@@ -186,12 +107,10 @@ def test_passwords_are_hidden():
     ("name", "message"),
     [
         ("missing.mp4", "missing.mp4: no such file, folder, camera or stream"),
-        ("text.jpg", "text.jpg cannot be read as an image"),
         ("empty.mp4", "empty.mp4: cannot be read as a video"),
         ("cut.mp4", "cut.mp4: cannot be read as a video"),
         ("sound.wav", "sound.wav: has no video stream that can be decoded"),
         ("nothing", "nothing: has no images"),
-        ("list.m3u8", "list.m3u8: is a playlist with addresses of videos; give its URL"),
         ("/dev/video97", "no such camera or stream"),
         ("97", "no such camera or stream"),
         ("tcp://127.0.0.1:9/stream", "no such camera or stream"),
@@ -200,7 +119,6 @@ def test_passwords_are_hidden():
 )
 def test_an_unusable_source_is_refused(tmp_path, monkeypatch, name, message):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.jpg").write_text("This is not a video.\n" * 50)
     (tmp_path / "empty.mp4").touch()
     whole = encode(tmp_path / "whole.mp4", grays(range(0, 200, 10))).read_bytes()
     (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) // 2])  # its index is at the end
@@ -208,7 +126,6 @@ def test_an_unusable_source_is_refused(tmp_path, monkeypatch, name, message):
         sound.setparams((1, 2, 8000, 0, "NONE", ""))
         sound.writeframes(bytes(8000))
     (tmp_path / "nothing").mkdir()
-    (tmp_path / "list.m3u8").write_text("#EXTM3U\n#EXTINF:4,\nhttps://a.test/1.ts\n")
     with pytest.raises(ValueError) as caught:
         open_source(name)
     assert message in str(caught.value)
@@ -223,14 +140,13 @@ def test_time_continues_where_a_second_recording_of_another_size_starts(tmp_path
     assert len(frames) == 40 and frames[-1].seconds == pytest.approx(3.9, abs=0.15)
 
 
-def test_time_stamps_out_of_order_keep_the_highest(tmp_path, monkeypatch):
-    stamps = [0, 40, 80, 200, 120, 160, 240, 280]  # ms
-    path = encode(tmp_path / "clip.mkv", grays([90] * len(stamps)), rate=25)
-    source = open_source(str(path))
-    frames = [SimpleNamespace(pts=round(ms / 1000 / source.stream.time_base)) for ms in stamps]
+def test_a_frame_whose_time_steps_back_follows_the_last_one(tmp_path, monkeypatch):
+    stamps = [0, 40, 80, 200, 120, 160, None, 280]  # ms
+    source = open_source(str(encode(tmp_path / "clip.mkv", grays([90] * 2), rate=25)))
+    frames = [SimpleNamespace(pts=ms and round(ms / 1000 / source.stream.time_base)) for ms in stamps]
     monkeypatch.setattr(source, "decode", lambda: iter(frames))
     times = [seconds for seconds, _ in source.read()]
-    assert times == pytest.approx([0, 0.04, 0.08, 0.2, 0.2, 0.2, 0.24, 0.28])
+    assert times == pytest.approx([0, 0.04, 0.08, 0.2, 0.24, 0.28, 0.32, 0.36])
 
 
 def test_without_time_stamps_the_frame_rate_counts(tmp_path):
@@ -251,18 +167,14 @@ def test_frames_of_a_lost_stream_are_kept(tmp_path, hang_up, problem):
     assert any(problem in text for text in source.problems)
 
 
-@pytest.mark.parametrize("is_live", [False, True])
-def test_packets_that_are_marked_corrupt_are_counted(tmp_path, is_live):
+def test_packets_that_are_marked_corrupt_are_counted(tmp_path):
     path = encode(tmp_path / "clip.ts", noise(30))
     data = path.read_bytes()
     middle = len(data) // 2 // 188 * 188
-    data = data[:middle] + data[middle + 188 :]  # a packet of the transport stream is lost
-    path.write_bytes(data)
-    with TCPServer([data]) as address:
-        source = open_source(address if is_live else str(path))
-        assert len(list(source.frames())) > 20
-    texts = source.notes if is_live else source.problems
-    assert texts == [f"{source.name}: damaged packets, whose frames may be wrong: 1"]
+    path.write_bytes(data[:middle] + data[middle + 188 :])  # a packet of the transport stream is lost
+    source = open_source(str(path))
+    assert len(list(source.frames())) > 20
+    assert source.problems == [f"{path}: damaged packets, whose frames may be wrong: 1"]
 
 
 def test_jpeg_files_over_http_have_the_times_of_the_clock(tmp_path):
@@ -274,10 +186,3 @@ def test_jpeg_files_over_http_have_the_times_of_the_clock(tmp_path):
     with TCPServer(parts, hang_up=False) as address:
         source = VideoSource(address.replace("tcp", "http"), clock=count(100, 7).__next__)
         assert source.is_live and [frame.seconds for frame in islice(source.frames(), 4)] == [0, 7, 14, 21]
-    with TCPServer(parts, hang_up=False) as address, pytest.raises(ValueError, match=r"live .* omit --frame_rate"):
-        open_source(address.replace("tcp", "http"), frame_rate=5)
-
-
-def test_a_declared_rate_that_no_camera_has_is_not_believed(tmp_path):
-    path = encode(tmp_path / "fast.mp4", grays([90] * 4), rate=5000)
-    assert open_source(str(path)).stream.guessed_rate > 1000 and open_source(str(path)).rate == 25
