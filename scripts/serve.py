@@ -10,27 +10,19 @@ Runs on Ray Serve, on this machine or on a cluster (--address), until Ctrl-C or 
 must send that key. Put a proxy with TLS in front of it where strangers can reach it.
 """
 
-import signal
 import sys
 
 from traffic_vlm.common.options import option_parser
 from traffic_vlm.scripts import command
 
 
-def handle_signals() -> None:
-    """End on Ctrl-C and SIGTERM. A shell without job control starts background jobs with SIGINT ignored."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
-
-
 @command("scale")
 def main() -> int:
-    handle_signals()
-    from traffic_vlm.serving.deployment import DeploymentOptions, serve
+    from traffic_vlm.serving.deployment import ServeOptions, serve
 
-    [options] = option_parser([DeploymentOptions], __doc__).parse_args_into_dataclasses()
+    [options] = option_parser([ServeOptions], __doc__).parse_args_into_dataclasses()
     try:
-        serve(options, handle_signals)
+        serve(options)
     except KeyboardInterrupt:
         print("stopped")
     return 0

@@ -1,29 +1,18 @@
-"""The service on Ray Serve: its options, its port, and its life from the start to Ctrl-C."""
+"""The service on Ray Serve: its port, and its life from the start to Ctrl-C."""
 
 import logging
 import os
+import signal
 import socket
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from ..common.options import option
 from .cluster import running_ray, share_machines
-from .service import API_KEY, Settings, build_app
+from .service import ServeOptions, build_app
 
 
 NAME = "traffic_vlm"  # of the Ray Serve application
-
-
-@dataclass
-class DeploymentOptions(Settings):
-    host: str = option("127.0.0.1", "0.0.0.0 to listen on all networks")
-    port: int = 8000
-    address: str | None = option(None, "Ray cluster: auto, or ray://host:10001; by default Ray on this machine")
-    replicas: int = option(1, "processes, each with a model and a cache")
-    seconds: float = option(30.0, "time to receive and answer a request; above: 408")
-    max_waiting: int = option(256, "requests in a replica, and as many more before it; above: 503")
+API_KEY = "TRAFFIC_VLM_API_KEY"  # environment variable
 
 
 def check_port(host: str, port: int) -> None:
@@ -31,19 +20,20 @@ def check_port(host: str, port: int) -> None:
 
     Ray Serve opens ports for sharing (SO_REUSEPORT): two servers on one port would each get half of the requests.
     """
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        try:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # in spite of closed connections that linger
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            raise OSError(f"--host {host} --port {port}: {error}") from error
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except (OSError, OverflowError) as error:
+        raise OSError(f"--host {host} --port {port}: {error}") from error
 
 
-def serve(options: DeploymentOptions, on_start: Callable[[], None]) -> None:
-    """Serve until interrupted.
+def handle_signals() -> None:
+    """End on Ctrl-C and SIGTERM. A shell without job control starts background jobs with SIGINT ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
 
-    Args:
-        on_start: called once Ray has started, whose signal handlers it can replace.
+
+def serve(options: ServeOptions) -> None:
+    """Serve until Ctrl-C or SIGTERM, which is a KeyboardInterrupt.
 
     Raises:
         ValueError: an empty API key, or too many replicas for the machines.
@@ -54,11 +44,12 @@ def serve(options: DeploymentOptions, on_start: Callable[[], None]) -> None:
         raise ValueError(f"{API_KEY} is set, but empty: unset it to require no key")
     if options.address is None:
         check_port(options.host, options.port)
+    handle_signals()
     with running_ray(options.address) as ray:
         from ray import serve as ray_serve
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)  # not each step of starting and stopping
-        on_start()
+        handle_signals()  # Ray has replaced the handlers
         resources, room = share_machines(ray.cluster_resources(), options.device, options.threads)
         if options.replicas > room:
             raise ValueError(f"--replicas {options.replicas}: there is room for {room}, each with {resources}")
@@ -72,8 +63,9 @@ def serve(options: DeploymentOptions, on_start: Callable[[], None]) -> None:
             max_queued_requests=options.max_waiting,
         )(ray_serve.ingress(lambda: build_app(options, api_key))())
         try:
-            ray_serve.run(deployment.bind(), name=NAME)
-            print(f"serving on http://{options.host}:{options.port}, described at /docs; Ctrl-C stops it", flush=True)
+            ray_serve.run(deployment.bind(), name=NAME, route_prefix=options.root_path)
+            url = f"http://{options.host}:{options.port}{options.root_path}"
+            print(f"serving on {url}, described at its /docs; Ctrl-C stops it", flush=True)
             threading.Event().wait()
         finally:  # not serve.shutdown(): a cluster may run other applications, and on this machine it prints errors
             ray_serve.delete(NAME)

@@ -17,12 +17,10 @@ from typing import Annotated, Any, Literal
 from cachetools import LRUCache
 from fastapi import Depends, FastAPI, HTTPException, Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
-from fastapi_offline import FastAPIOffline
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
 from starlette.datastructures import UploadFile
 from starlette.middleware.cors import CORSMiddleware
 
-from ..common.files import decode_text
 from ..common.image_files import MAX_PIXELS, image_warnings, open_image
 from ..common.options import option
 from ..images_traffic_vlm import decode_base64
@@ -30,29 +28,31 @@ from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from .options import MAX_QUESTIONS, ModelOptions
 
 
-API_KEY = "TRAFFIC_VLM_API_KEY"  # environment variable
-QUESTION_NAMES = ("questions", "question", "questions[]")  # of a field; the first is documented
-LIST_NAMES = (*QUESTION_NAMES, "labels")  # of fields of a form that may be repeated
+LIST_NAMES = ("questions", "labels")  # fields of a form that may be repeated
 
 
 @dataclass
-class Settings(ModelOptions):
-    """Options of the model and limits of a request."""
+class ServeOptions(ModelOptions):
+    """Options of the model, limits of a request, and options of Ray Serve."""
 
     device: Literal["cpu", "cuda"] | None = option(None, "by default a GPU if there is one")
     threads: int = option(2, "CPU threads of the model")
     max_bytes: int = option(20_000_000, "size of a request; above: 413")
     max_pixels: int = option(MAX_PIXELS, "size of an image; above: 422")
     cached_images: int = option(256, "encoded images to keep, 1.8 MB each in float32")
-    root_path: str = option("", "path at which a proxy serves this, such as /traffic")
     allow_origin: list[str] = option([], "web pages that may ask from a browser, such as https://a.org; * for all")
+    host: str = option("127.0.0.1", "0.0.0.0 to listen on all networks")
+    port: int = 8000
+    address: str | None = option(None, "Ray cluster: auto, or ray://host:10001; by default Ray on this machine")
+    root_path: str = option("/", "path of all routes, for a proxy that serves other applications, too: /traffic")
+    replicas: int = option(1, "processes, each with a model and a cache")
+    seconds: float = option(30.0, "time to receive and answer a request; above: 408")
+    max_waiting: int = option(256, "requests in a replica, and as many more before it; above: 503")
 
 
 def image_bytes(value: Any) -> Any:
-    """The bytes of an image in base64, or of a part of a form without a file name, which was read as Latin-1."""
-    if not isinstance(value, str):
-        return value
-    return decode_base64(value) if value.isascii() else value.encode("latin-1")
+    """The bytes of an image in base64; the bytes of a file as they are."""
+    return decode_base64(value) if isinstance(value, str) else value
 
 
 class ImageRequest(BaseModel):
@@ -90,19 +90,9 @@ class AnswerRequest(ImageRequest):
     """Answer questions about an image: `score` is the probability of the answer, `p_yes` that of yes."""
 
     questions: Annotated[list[str], Field(min_length=1, max_length=MAX_QUESTIONS, examples=[["Is there a car?"]])]
-    answer_untaught: Annotated[bool | None, Field(description="guess at what was not taught")] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def join_questions(cls, body: Any) -> Any:
-        """The body with the questions of all QUESTION_NAMES as `questions`."""
-        given = [body[name] for name in QUESTION_NAMES if name in body] if isinstance(body, dict) else []
-        texts = [text for one in given for text in (one if isinstance(one, list) else [one])]
-        return body | {"questions": texts} if given else body
 
     def respond(self, pipe: TrafficVLMPipeline, encoded: Any, size: tuple[int, int]) -> dict[str, Any]:
-        questions = [text.strip() for text in self.questions]
-        return {"answers": pipe(encoded, questions, answer_untaught=self.answer_untaught)}
+        return {"answers": pipe(encoded, [text.strip() for text in self.questions])}
 
 
 class Answer(BaseModel):
@@ -166,25 +156,25 @@ def describe_body(request: type[ImageRequest]) -> dict[str, Any]:
 class Service:
     """The pipeline and a cache of encoded images, for one thread."""
 
-    def __init__(self, settings: Settings):
-        self.settings, self.pipe = settings, settings.load()
-        self.cache: LRUCache = LRUCache(settings.cached_images)
+    def __init__(self, options: ServeOptions):
+        self.options, self.pipe = options, options.load()
+        self.cache: LRUCache = LRUCache(options.cached_images)
+        self.thread = ThreadPoolExecutor(1)
 
     def encode(self, asked: ImageRequest) -> tuple[Any, tuple[int, int], list[str]]:
         """(encoded image, size of the image in pixels, warnings). Raises a ValueError if it cannot be read."""
         key = hashlib.sha256(asked.image).digest(), asked.image_size
         if (found := self.cache.get(key)) is None:
             with image_warnings() as warnings:
-                picture = open_image(asked.image, max_pixels=self.settings.max_pixels)
+                picture = open_image(asked.image, max_pixels=self.options.max_pixels)
                 encoded = self.pipe.encode(picture, image_size=asked.image_size)
             found = self.cache[key] = encoded, picture.size, warnings
         return found
 
-    def respond(self, kind: type[ImageRequest], body: bytes | str | dict[str, Any]) -> dict[str, Any]:
+    def respond(self, kind: type[ImageRequest], body: bytes | dict[str, Any]) -> dict[str, Any]:
         """The response to JSON text, or to the fields of a form. Raises an `HTTPException` 422."""
         try:
-            body = decode_text(body) if isinstance(body, bytes) else body
-            asked = kind.model_validate_json(body) if isinstance(body, str) else kind.model_validate(body)
+            asked = kind.model_validate_json(body) if isinstance(body, bytes) else kind.model_validate(body)
             encoded, size, warnings = self.encode(asked)
             return asked.respond(self.pipe, encoded, size) | ({"warnings": warnings} if warnings else {})
         except ValidationError as error:
@@ -206,9 +196,9 @@ async def check_key(
         raise HTTPException(401, "an API key is needed: the header X-API-Key, or Authorization: Bearer")
 
 
-async def read_body(request: Request) -> bytes | dict[str, Any]:
+async def read_body(request: Request, max_bytes: int) -> bytes | dict[str, Any]:
     """The body: JSON text, or the fields of a form. Raises an `HTTPException` 400, 413 or 415."""
-    max_bytes, size = request.app.state.service.settings.max_bytes, 0
+    size = 0
 
     async def receive() -> Any:
         nonlocal size
@@ -219,17 +209,16 @@ async def read_body(request: Request) -> bytes | dict[str, Any]:
         return message
 
     limited = Request(request.scope, receive)
-    if (encoding := request.headers.get("content-encoding", "").strip().lower()) not in ("", "identity"):
+    if (encoding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         raise HTTPException(415, f"the body is compressed ({encoding}): send it without compression")
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    content_type = request.headers.get("content-type", "none").partition(";")[0].strip().lower()
     if content_type == "application/json":
         return await limited.body()
     if content_type != "multipart/form-data":
-        expected = "the content type must be application/json or multipart/form-data"
-        raise HTTPException(415, f"{expected}, got {content_type or 'none'}")
+        raise HTTPException(415, f"send application/json or multipart/form-data, not {content_type}")
     async with limited.form(max_files=1, max_part_size=max_bytes) as form:
         body: dict[str, Any] = dict(form) | {name: form.getlist(name) for name in LIST_NAMES if name in form}
-        if isinstance(file := body.get("image", body.get("")), UploadFile):  # some clients name no field
+        if isinstance(file := body.get("image"), UploadFile):
             body["image"] = await file.read()
         return body
 
@@ -238,29 +227,28 @@ def responding(kind: type[ImageRequest]) -> Callable[..., Any]:
     """A function for a route: it responds to a kind of request, from the thread with the model."""
 
     async def respond(request: Request) -> Any:
-        state, body = request.app.state, await read_body(request)
-        return await asyncio.get_running_loop().run_in_executor(state.thread, state.service.respond, kind, body)
+        service: Service = request.app.state.service
+        body = await read_body(request, service.options.max_bytes)
+        return await asyncio.get_running_loop().run_in_executor(service.thread, service.respond, kind, body)
 
     return respond
 
 
-def build_app(settings: Settings, api_key: str | None = None) -> FastAPI:
+def build_app(options: ServeOptions, api_key: str | None = None) -> FastAPI:
     """The ASGI app of one replica, with its model loaded.
 
     Args:
         api_key: what requests to `/v1` must send; None for no key.
     """
-    # Swagger UI is served from a package. Its validator is a website, which would get the address of this server.
-    app = FastAPIOffline(
+    app = FastAPI(
         title="Traffic VLM",
         version="1",
         description="Answers questions about images of traffic scenes, and locates objects in them.",
         redoc_url=None,
-        swagger_ui_parameters={"validatorUrl": None},
     )
-    origins = [origin.rstrip("/") for origin in settings.allow_origin]  # as browsers write them
+    origins = [origin.rstrip("/") for origin in options.allow_origin]  # as browsers write them
     app.add_middleware(CORSMiddleware, allow_origins=origins, allow_headers=["*"], allow_methods=["POST"])
-    app.state.service, app.state.api_key, app.state.thread = Service(settings), api_key, ThreadPoolExecutor(1)
+    app.state.service, app.state.api_key = Service(options), api_key
     shared: dict[str, Any] = {
         "dependencies": [Depends(check_key)] if api_key else [],
         "response_model": Response,
@@ -270,16 +258,6 @@ def build_app(settings: Settings, api_key: str | None = None) -> FastAPI:
     for name, kind in (("answer", AnswerRequest), ("locate", LocateRequest), ("describe", DescribeRequest)):
         body = describe_body(kind)
         app.post(f"/v1/{name}", name=name, description=kind.__doc__, openapi_extra=body, **shared)(responding(kind))
-
-    if root := settings.root_path.rstrip("/"):
-
-        @app.middleware("http")
-        async def add_root(request: Request, call_next: Any) -> Any:
-            # A proxy may remove this path from requests or leave it.
-            path = request.scope["path"]
-            path = path if path.startswith(f"{root}/") else root + path
-            request.scope.update(root_path=root, path=path)
-            return await call_next(request)
 
     @app.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
     async def health() -> dict[str, str]:

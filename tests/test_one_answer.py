@@ -10,7 +10,7 @@ import torch
 from tiny import ROOT
 
 
-for name in ("fastapi_offline", "gradio", "httpx", "ray"):
+for name in ("fastapi", "gradio", "httpx", "ray"):
     pytest.importorskip(name)
 
 from starlette.testclient import TestClient  # noqa: E402
@@ -18,7 +18,7 @@ from transformers import AutoModel, AutoProcessor, pipeline  # noqa: E402
 
 from traffic_vlm.serving.labeling import Labeler, LabelOptions  # noqa: E402
 from traffic_vlm.serving.page import Page  # noqa: E402
-from traffic_vlm.serving.service import Settings, build_app  # noqa: E402
+from traffic_vlm.serving.service import ServeOptions, build_app  # noqa: E402
 
 
 pytestmark = pytest.mark.slow
@@ -80,7 +80,7 @@ def test_page(vqa, expected):
 
 
 def test_service(expected):
-    with TestClient(build_app(Settings(str(ROOT), "cpu", threads=2))) as client:
+    with TestClient(build_app(ServeOptions(str(ROOT), "cpu", threads=2))) as client:
         files = {"image": PHOTOGRAPH.read_bytes()}
         response = client.post("/v1/answer", files=files, data={"questions": QUESTIONS})
         assert response.json()["answers"] == expected

@@ -2,9 +2,7 @@
 
 import base64
 import io
-import json
 import os
-import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,12 +13,12 @@ from PIL import Image
 from tiny import any_size_model, count_calls, locating_model, save_folder, tiny_model
 
 
-for name in ("cachetools", "fastapi", "fastapi_offline", "httpx"):
+for name in ("cachetools", "fastapi", "httpx"):
     pytest.importorskip(name)
 
 from starlette.testclient import TestClient  # noqa: E402
 
-from traffic_vlm.serving.service import Settings, build_app  # noqa: E402
+from traffic_vlm.serving.service import ServeOptions, build_app  # noqa: E402
 
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "20"))  # of each operation
@@ -37,7 +35,7 @@ def model(tmp_path_factory):
 def start(model):
     """A function that starts a service with these settings, to be closed by `with`."""
     return lambda api_key=None, **fields: TestClient(
-        build_app(Settings(model, "cpu", threads=1, min_score=0, **fields), api_key)
+        build_app(ServeOptions(model, "cpu", threads=1, min_score=0, **fields), api_key)
     )
 
 
@@ -80,31 +78,10 @@ def count_images(client) -> list[int]:
 def test_answers_are_the_items_of_the_pipeline(client):
     items = client.app.state.service.pipe(Image.open(io.BytesIO(png())), QUESTIONS)
     assert [set(item) for item in items] == [{"question", "answer", "score", "p_yes"}] * 3
-    text = base64_of(png())
-    forms = (text, f"data:image/png;base64,{text}", "\r\n".join(text[i : i + 76] for i in range(0, len(text), 76)))
-    responses = [client.post("/v1/answer", json={"image": form, "questions": QUESTIONS}) for form in forms]
-    safe = {"image": base64.urlsafe_b64encode(png()).decode().rstrip("="), "questions[]": QUESTIONS}
-    for encoding in ("utf-8-sig", "utf-16", "utf-16-be"):
-        body, headers = json.dumps(safe).encode(encoding), {"content-type": "application/json"}
-        responses.append(client.post("/v1/answer", content=body, headers=headers))
-    # A text field of a form can hold base64, too; a part without a file name, or without a name, is an image.
-    for name, part in (("image", (None, text)), ("image", (None, png())), ("", ("a.png", png()))):
-        for questions in ("questions", "question", "questions[]"):
-            responses.append(client.post("/v1/answer", files={name: part}, data={questions: QUESTIONS}))
-    responses.append(ask(client))
-    for response in responses:
+    texts = base64_of(png()), f"data:image/png;base64,{base64_of(png())}"
+    responses = [client.post("/v1/answer", json={"image": text, "questions": QUESTIONS}) for text in texts]
+    for response in [*responses, ask(client)]:
         assert response.status_code == 200 and response.json()["answers"] == [close_to(item) for item in items]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"questions": RAINING}, {"question": RAINING}, {"questions": [QUESTIONS[0]], "question": RAINING}],
-)
-def test_one_question_need_not_be_a_list_and_those_of_all_fields_are_answered(client, fields):
-    json_body = client.post("/v1/answer", json={"image": base64_of(png())} | fields)
-    for response in (json_body, client.post("/v1/answer", files={"image": png()}, data=fields)):
-        asked = [item["question"] for item in response.json()["answers"]]
-        assert asked == [QUESTIONS[0], RAINING][2 - len(fields) :]
 
 
 def test_warnings_about_an_image_are_in_each_response(client):
@@ -128,7 +105,7 @@ def test_thresholds_and_a_region_are_those_of_the_settings(start, client, tmp_pa
 
 def test_the_size_of_the_image_is_a_field_of_a_request(tmp_path):
     model = str(save_folder(any_size_model(), tmp_path))
-    with TestClient(build_app(Settings(model, "cpu", threads=1, min_score=0, image_size="224,320"))) as client:
+    with TestClient(build_app(ServeOptions(model, "cpu", threads=1, min_score=0, image_size="224,320"))) as client:
         pipe, body = client.app.state.service.pipe, {"image": base64_of(png()), "questions": QUESTIONS}
         for size in (None, 320, 224):
             options = {} if size is None else {"image_size": size}
@@ -152,7 +129,7 @@ def test_an_image_is_encoded_once_while_it_is_in_the_cache(start):
 
 def test_objects_are_those_of_the_pipeline_and_an_image_is_encoded_once_for_all_requests(tmp_path, client):
     model = str(save_folder(locating_model(), tmp_path))
-    with TestClient(build_app(Settings(model, "cpu", threads=1, region="0.5,0,0.5,1"))) as other:
+    with TestClient(build_app(ServeOptions(model, "cpu", threads=1, region="0.5,0,0.5,1"))) as other:
         pipe, image = other.app.state.service.pipe, {"image": base64_of(png())}
         every, buses = (pipe.locate(Image.open(io.BytesIO(png())), labels) for labels in (["bus", "car"], "bus"))
         assert len(every) > len(buses) > 0
@@ -188,7 +165,7 @@ def test_an_image_is_described_once_encoded_for_all_requests(client):
 
 
 BAD_REQUESTS = {
-    "no questions": ({"questions": None}, "questions.0: Input should be a valid string"),
+    "no questions": ({"questions": None}, "questions: Input should be a valid array"),
     "no image": ({"image": None}, "image: Input should be a valid bytes"),
     "no base64": ({"image": "…"}, "image: "),
     "empty image": ({"image": ""}, "cannot be read as an image"),
@@ -197,7 +174,6 @@ BAD_REQUESTS = {
     "large image": ({"image": base64_of(png(size=(100, 100)))}, "100 × 100 pixels; at most 9,000 in all"),
     "empty list": ({"questions": []}, "questions: List should have at least 1 item"),
     "200 questions": ({"questions": [RAINING] * 200}, "questions: List should have at most 64 items"),
-    "no boolean": ({"answer_untaught": "perhaps"}, "answer_untaught: Input should be a valid boolean"),
 }
 
 
@@ -219,10 +195,6 @@ def test_a_question_without_an_answer_has_a_problem(client):
     answers = ask(client, questions=list(questions)).json()["answers"]
     for item, problem in zip(answers, questions.values(), strict=True):
         assert item["answer"] if problem is None else problem in item["problem"] and item["answer"] is None
-    body = {"image": base64_of(png()), "questions": ["Is there an Elephant?"], "answer_untaught": True}
-    assert client.post("/v1/answer", json=body).json()["answers"][0]["answer"]
-    form = {"questions": body["questions"], "answer_untaught": "true"}
-    assert client.post("/v1/answer", data=form, files={"image": png()}).json()["answers"][0]["answer"]
 
 
 def test_a_bad_body_is_refused(client):
@@ -271,20 +243,10 @@ def test_answers_require_the_key(start):
         assert [client.get(path).status_code for path in ("/healthz", "/docs", "/openapi.json")] == [200] * 3
 
 
-def test_a_proxy_and_pages_of_named_origins_can_ask(start):
-    with start(root_path="/traffic/", allow_origin=["https://a.test/"]) as client:
-        for root in ("", "/traffic"):  # a proxy may remove its path
-            assert client.head(f"{root}/healthz").status_code == 200
-            assert client.get(f"{root}/static-offline-docs/swagger-ui.css").status_code == 200
-        assert "'/traffic/openapi.json'" in client.get("/docs").text
+def test_pages_of_named_origins_can_ask(start):
+    with start(allow_origin=["https://a.test/"]) as client:
         for origin, allowed in (("https://a.test", "https://a.test"), ("https://b.test", None)):
             assert ask(client, headers={"origin": origin}).headers.get("access-control-allow-origin") == allowed
-
-
-def test_the_docs_page_loads_nothing_from_outside(client):
-    page = client.get("/docs").text
-    linked = re.findall(r'(?:src|href)="([^"]+)"', page)
-    assert linked and not any("//" in path for path in linked) and '"validatorUrl": null' in page
 
 
 @pytest.mark.slow
