@@ -3,12 +3,10 @@
     python app.py                                # the weights in this folder, on http://127.0.0.1:7860
     python app.py --model username/traffic-vlm   # others, from the Hub or a folder
 
-In a Space the package need not be installed, and the environment variable MODEL can replace --model.
+In a Space the package need not be installed.
 """
 
 import importlib.util
-import os
-import signal
 import sys
 from pathlib import Path
 
@@ -19,7 +17,7 @@ if importlib.util.find_spec("traffic_vlm") is None:  # make this folder importab
     sys.modules["traffic_vlm"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["traffic_vlm"])
 
-from traffic_vlm.common.options import option_parser  # noqa: E402
+from traffic_vlm.common.options import handle_signals, option_parser  # noqa: E402
 from traffic_vlm.scripts import command  # noqa: E402
 from traffic_vlm.serving.options import ModelOptions  # noqa: E402
 
@@ -28,14 +26,10 @@ from traffic_vlm.serving.options import ModelOptions  # noqa: E402
 def main() -> None:
     from traffic_vlm.serving.page import build_page, launch
 
-    parser = option_parser([ModelOptions], __doc__)
-    parser.set_defaults(model=os.environ.get("MODEL", str(ROOT)))
-    [options] = parser.parse_args_into_dataclasses()
+    handle_signals()
+    [options] = option_parser([ModelOptions], __doc__).parse_args_into_dataclasses()
     launch(build_page(options.load(), options.part_of_image))
 
 
 if __name__ == "__main__":
-    # Ctrl+C and SIGTERM end the page in order, and so does SIGINT in background jobs, which ignore it by default.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
     sys.exit(main())

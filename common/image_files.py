@@ -46,8 +46,8 @@ def open_image(source: str | Path | bytes, name: str = "", max_pixels: int = MAX
             with Image.open(file, formats=READABLE) as image:
                 width, height = image.size
                 if max_pixels < width * height <= MAX_JPEG_PIXELS:
-                    sizes = [(scale, -(-width // scale), -(-height // scale)) for scale in (2, 4, 8)]
-                    scale = next((scale for scale, wide, high in sizes if wide * high <= max_pixels), 1)
+                    scales = (scale for scale in (2, 4, 8) if -(-width // scale) * -(-height // scale) <= max_pixels)
+                    scale = next(scales, 1)
                     image.draft(None, (width // scale, height // scale))  # nothing happens to other formats
                     width, height = image.size
                 if width * height <= max_pixels:
@@ -74,7 +74,7 @@ def image_warnings() -> Iterator[list[str]]:
 
 
 def select_files(
-    names: Iterable[str], suffixes: Collection[str] = IMAGE_SUFFIXES, root: str = "", has_subfolders: bool = True
+    names: Iterable[str], suffixes: Collection[str] = IMAGE_SUFFIXES, root: str = ""
 ) -> tuple[list[str], str]:
     """(names that end in one of the suffixes, note): the note counts the others and gives the reasons.
 
@@ -82,30 +82,23 @@ def select_files(
 
     Args:
         root: a folder that the user named. It may be hidden itself.
-        has_subfolders: files of subfolders are not left out.
     """
-    selected, endings = tuple(suffixes), Counter[str]()
-    found, hidden, deeper = [], 0, 0
+    selected, left_out = list[str](), Counter[str]()
     for name in names:
-        parts = Path(name.removeprefix(root)).parts
-        if any(part.startswith(".") or part in SYSTEM_FOLDERS for part in parts):
-            hidden += 1
-        elif len(parts) > 1 and not has_subfolders:
-            deeper += 1
-        elif name.lower().endswith(selected):
-            found.append(name)
+        if any(part.startswith(".") or part in SYSTEM_FOLDERS for part in Path(name.removeprefix(root)).parts):
+            left_out["hidden"] += 1
+        elif name.lower().endswith(tuple(suffixes)):
+            selected.append(name)
         else:
-            endings[Path(name).suffix.lower() or "no suffix"] += 1
-    counts = {"hidden": hidden, "in subfolders": deeper}
-    reasons = [f"{count:,} {reason}" for reason, count in counts.items() if count]
-    reasons += [f"{count:,} {ending}" for ending, count in endings.most_common()]
-    return found, f"files left out: {', '.join(reasons)}" if reasons else ""
+            left_out[Path(name).suffix.lower() or "no suffix"] += 1
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.most_common())
+    return selected, f"files left out: {reasons}" if reasons else ""
 
 
 def list_images(path: Path) -> tuple[list[Path], str]:
-    """(image files of a folder, or the file itself; note on other files), in the order of the numbers in their names.
+    """(image files of a folder without its subfolders, or the file itself; note on other files).
 
-    So 9.jpg comes before 10.jpg.
+    They are in the order of the numbers in their names: 9.jpg comes before 10.jpg.
 
     Raises:
         DataError: there is none.
@@ -114,12 +107,9 @@ def list_images(path: Path) -> tuple[list[Path], str]:
         return [path], ""
     if not path.is_dir():
         raise DataError(f"{path}: no such image and no folder with images")
-    names, note = select_files(
-        (one.relative_to(path).as_posix() for one in path.rglob("*") if one.is_file()), has_subfolders=False
-    )
+    names, note = select_files(sorted(one.name for one in path.iterdir() if one.is_file()))
     if not names:
-        raise DataError(f"{path}: has no images ({FORMATS_READ}). {note}".rstrip(" ."))
-    # Odd parts of a name are its numbers. The name itself keeps 1.png and 01.png in a fixed order.
-    parts = {name: re.split(r"(\d+)", name) for name in names}
-    names.sort(key=lambda name: ([int(part) if i % 2 else part for i, part in enumerate(parts[name])], name))
+        raise DataError(f"{path}: has no images ({FORMATS_READ}) outside of subfolders. {note}".rstrip(" ."))
+    parts = {name: re.split(r"(\d+)", name) for name in names}  # text and number in turns
+    names = sorted(parts, key=lambda name: [int(part) if part.isdecimal() else part for part in parts[name]])
     return [path / name for name in names], note

@@ -1,6 +1,5 @@
 """The full model of a folder or of the Hub, refused where its weights are damaged or incomplete."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +7,6 @@ from safetensors import SafetensorError
 
 from ..configuration_traffic_vlm import check_image_size
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
-from .files import DataError
-
-
-def check_model(name: str | Path) -> None:
-    """Raise a DataError for a folder without a full model, such as the folder of an adapter."""
-    if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
-        folder = os.path.abspath(name)
-        raise DataError(f"{folder} has no model: give a folder with config.json; PEFT merges an adapter into a model")
 
 
 def load_weights(name: str | Path, **options: Any) -> TrafficVLMForConditionalGeneration:
@@ -29,10 +20,9 @@ def load_weights(name: str | Path, **options: Any) -> TrafficVLMForConditionalGe
         options: passed to `from_pretrained`: config, dtype, attn_implementation, ...
 
     Raises:
-        OSError: there is no such folder or repository, or its weights cannot be read.
-        ValueError: the folder has no model; or tensors are missing, unexpected or of another shape, which are named.
+        OSError: there is no such folder or repository, or its model cannot be read.
+        ValueError: tensors are missing, unexpected or of another shape, which are named.
     """
-    check_model(name)
     try:
         model, loaded = TrafficVLMForConditionalGeneration.from_pretrained(
             str(name), output_loading_info=True, ignore_mismatched_sizes=True, **options

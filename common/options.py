@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import warnings
 from collections.abc import Iterable
 from dataclasses import field
@@ -21,6 +22,12 @@ def silence_libraries() -> None:
     warnings.filterwarnings("default", module=r"traffic_vlm\.images_traffic_vlm")
 
 
+def handle_signals() -> None:
+    """Let Ctrl-C and SIGTERM raise a KeyboardInterrupt, also in a background job, for which shells ignore SIGINT."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+
+
 def choose_threads(threads: int | None = None) -> None:
     """Set the number of threads of torch. By default torch's own, but no more cores than the container's limit.
 
@@ -38,16 +45,6 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
     """Show the description as written, and the default of every option."""
 
 
-class _OptionParser(HfArgumentParser):
-    """Report unknown options like argparse, before the dataclasses check the values of the known ones."""
-
-    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
-        namespace, unknown = super().parse_known_args(*args, **kwargs)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return namespace, unknown
-
-
 def option(default: Any, help: str) -> Any:
     """A field of a dataclass of options: its default, and what `--help` says."""
     if isinstance(default, list):
@@ -61,4 +58,4 @@ def option_parser(types: Iterable[Any], description: str | None) -> HfArgumentPa
     Its `parse_args_into_dataclasses()` returns them, and a namespace of other arguments, if any were added.
     `--help` shows the description, usually the `__doc__` of the script.
     """
-    return _OptionParser(types, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
+    return HfArgumentParser(types, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)

@@ -2,11 +2,11 @@
 
 import logging
 import os
-import signal
 import socket
 import threading
 from typing import Any
 
+from ..common.options import handle_signals
 from .cluster import running_ray, share_machines
 from .service import ServeOptions, build_app
 
@@ -24,12 +24,6 @@ def check_port(host: str, port: int) -> None:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except (OSError, OverflowError) as error:
         raise OSError(f"--host {host} --port {port}: {error}") from error
-
-
-def handle_signals() -> None:
-    """End on Ctrl-C and SIGTERM. A shell without job control starts background jobs with SIGINT ignored."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
 
 
 def serve(options: ServeOptions) -> None:

@@ -26,8 +26,8 @@ import torch
 from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem
 from tqdm import tqdm
 
-from ..common.files import DataError, decode_text
-from ..common.image_files import IMAGE_SUFFIXES, image_warnings, open_image, select_files
+from ..common.files import DataError
+from ..common.image_files import IMAGE_SUFFIXES, open_image, select_files
 from ..common.options import option
 from ..fast_traffic_vlm import checksum
 from .cluster import running_ray, share_machines
@@ -56,9 +56,7 @@ SCHEMA = pa.schema(
         "not_sure": pa.bool_(),
         "objects": pa.list_(pa.struct(OBJECT)),
         "caption": pa.string(),
-        # Of a block; not written.
-        "file": pa.string(),
-        "warnings": pa.list_(pa.string()),
+        "file": pa.string(),  # of a block; not written
     }
 )
 
@@ -100,7 +98,7 @@ def list_files(source: str) -> tuple[str, list[str], str]:
     """
     fs, path = open_url(source)
     if path.endswith(".txt") and os.path.isfile(path):
-        lines = decode_text(Path(path).read_bytes()).splitlines()
+        lines = Path(path).read_text("utf-8-sig").splitlines()
         names = [os.path.join(os.path.dirname(path), line.strip()) for line in lines if line.strip()]
         if not names:
             raise DataError(f"{source} lists no image")
@@ -153,7 +151,7 @@ class LabelFolder:
         files = sorted(set(labels["file"].to_pylist()))
         name = f"part-{digest(chr(0).join(files))}.parquet"
         metadata = {"options": json.dumps(self.options), "files": json.dumps(files)}
-        table = labels.drop_columns(["file", "warnings"]).replace_schema_metadata(metadata)
+        table = labels.drop_columns("file").replace_schema_metadata(metadata)
         temporary = f"{self.path}/.{name}.tmp"
         self.fs.create_dir(self.path)
         pq.write_table(table, temporary, filesystem=self.fs, compression="zstd")
@@ -165,39 +163,37 @@ class Labeler:
 
     Args:
         kind: of the input, see `list_files`.
-        prefix: what precedes the paths of blocks in keys, such as "s3://".
     """
 
-    def __init__(self, options: LabelOptions, kind: str, prefix: str = ""):
-        self.options, self.kind, self.prefix = options, kind, prefix
-        self.pipe = options.load()
+    def __init__(self, options: LabelOptions, kind: str):
+        self.options, self.kind, self.pipe = options, kind, options.load()
 
     def __call__(self, block: pa.Table) -> pa.Table:
-        """The labels of a block: a row for each image and question, with the image's file and the block's warnings."""
+        """The labels of a block: a row for each image and question, with the image's file."""
         rows, size = list[dict[str, Any]](), self.options.batch_size
-        with image_warnings() as warnings, ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(THREADS) as pool:
             opened = (pool.submit(self.open, *image) for image in self.images(block))
             batch = list(islice(opened, size))
             while batch:
                 ahead = list(islice(opened, size))  # are opened while the model answers about the batch
                 rows += self.label([image.result() for image in batch])
                 batch = ahead
-        return pa.Table.from_pylist([row | {"warnings": warnings} for row in rows], SCHEMA)
+        return pa.Table.from_pylist(rows, SCHEMA)
 
     def images(self, block: pa.Table) -> Iterator[tuple[str, str, Any]]:
         """Yield (key, file, bytes) of the images of a block, which Ray Data has read."""
         column, key_column = self.options.column, self.options.key_column
         for number, row in enumerate(block.to_pylist()):
-            file, path = row["path"], self.prefix + row["path"]
+            file = row["path"]
             if self.kind == "image":
-                yield path, file, row["bytes"]
+                yield file, file, row["bytes"]
             elif self.kind == "tar":  # a sample: its files by their suffixes
                 names = {f"{row['__key__']}.{end}": value for end, value in row.items() if isinstance(value, bytes)}
-                yield from ((f"{path}#{name}", file, names[name]) for name in select_files(names)[0])
+                yield from ((f"{file}#{name}", file, names[name]) for name in select_files(names)[0])
             else:
                 image = row[column]
                 content = image.get("bytes") if isinstance(image, dict) else image
-                yield str(row[key_column]) if key_column else f"{path}#{number}", file, content
+                yield str(row[key_column]) if key_column else f"{file}#{number}", file, content
 
     def open(self, key: str, file: str, content: Any) -> tuple[dict[str, Any], Any, Any]:
         """(key, file and problem of an image; pixels [1,3,H,W], None with a problem; size). Runs in threads."""
@@ -296,24 +292,21 @@ def label(source: str, options: LabelOptions) -> None:
     if not files:
         print(f"all of {source} is labeled", file=sys.stderr)
         return
-    bad, warned, prefix = 0, set[str](), source[: source.find("://") + 3] if "://" in source else ""
     blocks = -(-len(files) // options.images_per_part) if kind == "image" else len(files)
     with running_ray(options.address) as ray:
         resources, room = share_machines(ray.cluster_resources(), options.device, options.threads)
         labels = read_blocks(kind, files, blocks, open_url(source)[0], options).map_batches(
             Labeler,
-            fn_constructor_args=[options, kind, prefix],
+            fn_constructor_args=[options, kind],
             batch_size=None,  # a block
             batch_format="pyarrow",
             concurrency=max(1, min(room, blocks)),
             **resources,
         )
+        bad = 0
         with tqdm(total=len(files) if kind == "image" else None, unit=" images") as bar:
             for block in labels.iter_batches(batch_size=None, batch_format="pyarrow"):
                 folder.write(block)
-                for warning in set(block["warnings"][0].as_py()) - warned:
-                    warned.add(warning)
-                    tqdm.write(warning, file=sys.stderr)
                 problems = block["problem"].is_valid().to_numpy().reshape(-1, len(options.ask))
                 bad += int(problems.any(axis=1).sum())
                 bar.set_postfix_str(f"{bad:,} with a problem", refresh=False)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..common.files import ROOT, DataError
-from ..common.loading import check_model, load_weights, parse_size, set_image_size
+from ..common.loading import load_weights, parse_size, set_image_size
 from ..common.options import choose_threads, option
 from ..evaluation.thresholds import load_thresholds
 from ..images_traffic_vlm import Region
@@ -26,7 +26,7 @@ class ModelOptions:
     """Options of a command that asks a model.
 
     Raises:
-        DataError: a number out of range, a folder without a model, or thresholds that cannot be read.
+        DataError: a number out of range, or thresholds that cannot be read.
         ValueError: not a region, or no possible size.
     """
 
@@ -48,7 +48,6 @@ class ModelOptions:
                 may_be_zero = name in MAY_BE_ZERO
                 if not (0 < value < float("inf") or (value == 0 and may_be_zero)):
                     raise DataError(f"--{name} must be {'0 or more' if may_be_zero else 'above 0'}, got {value}")
-        check_model(self.model)
         if os.path.isdir(self.model):  # processes of a cluster have another working directory
             self.model = os.path.abspath(self.model)
         # Read now, because the machines of a cluster need not have the file.

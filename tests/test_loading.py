@@ -1,11 +1,9 @@
-"""Incomplete and damaged weights are refused, and folders without a full model."""
+"""Incomplete and damaged weights are refused."""
 
 import pytest
 
 from tiny import tiny_config, tiny_model
-from traffic_vlm.common.files import DataError
 from traffic_vlm.common.loading import load_weights
-from traffic_vlm.serving.options import ModelOptions
 
 
 def test_unexpected_and_missing_weights_are_named(tmp_path):
@@ -18,19 +16,10 @@ def test_unexpected_and_missing_weights_are_named(tmp_path):
         load_weights(tmp_path)
 
 
-@pytest.mark.parametrize("names", [[], ["adapter_config.json", "adapter_model.safetensors"]])
-def test_a_folder_without_a_full_model_is_refused(tmp_path, names):
-    for name in names:
-        (tmp_path / name).touch()
-    message = "has no model: give a folder with config.json; PEFT merges an adapter into a model"
-    for load in (load_weights, ModelOptions):
-        with pytest.raises(DataError, match=f"{tmp_path} {message}"):
-            load(str(tmp_path))
-
-
 def test_a_folder_that_cannot_be_read_is_named(tmp_path):
-    tiny_model().save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"cut")
-    for name in (str(tmp_path), "nowhere"):
+    tiny_model().save_pretrained(tmp_path / "cut")
+    (tmp_path / "cut" / "model.safetensors").write_bytes(b"cut")
+    (tmp_path / "empty").mkdir()
+    for name in (str(tmp_path / "cut"), str(tmp_path / "empty"), "nowhere"):
         with pytest.raises(OSError, match=f"{name}: no model can be loaded from this folder or the Hub: "):
             load_weights(name)

@@ -14,7 +14,8 @@ httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 pytest.importorskip("ray.serve")
 
-from traffic_vlm.serving.deployment import check_port, handle_signals  # noqa: E402
+from traffic_vlm.common.options import handle_signals  # noqa: E402
+from traffic_vlm.serving.deployment import check_port  # noqa: E402
 
 
 def test_a_port_in_use_is_refused_also_if_it_can_be_shared():
