@@ -3,7 +3,6 @@
 import json
 import os
 import tempfile
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 _UMASK = os.umask(0o022)  # the only way to read the umask is to set it
 os.umask(_UMASK)
 FILE_MODE = 0o666 & ~_UMASK  # the mode of files from `open`; files from safetensors would be for their owner only
-
 
 ROOT = Path(__file__).resolve().parent.parent  # a clone has weights here, an installed package has none
 
@@ -30,12 +28,11 @@ def decode_text(content: bytes) -> str:
 def atomic_write(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path to write to, and rename it to `path` at the end of the block. Creates missing folders.
 
-    After an error inside the block the temporary file is removed and `path` is unchanged. Several writers of one file
-    each have their own temporary file; the last one to finish wins.
+    After an error inside the block the temporary file is removed and `path` is unchanged.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
         yield temporary
         temporary.chmod(FILE_MODE)

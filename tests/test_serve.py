@@ -1,4 +1,4 @@
-"""The command serve.py: refused starts, the port, and how it ends."""
+"""The command serve.py: refused starts, the port, its share of the machines, and how it ends."""
 
 import signal
 import socket
@@ -15,6 +15,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("ray.serve")
 
 from traffic_vlm.common.options import handle_signals  # noqa: E402
+from traffic_vlm.serving.cluster import share_machines  # noqa: E402
 from traffic_vlm.serving.deployment import check_port  # noqa: E402
 
 
@@ -43,6 +44,24 @@ def test_both_signals_end_the_command_also_as_a_background_job(number):
     handle_signals()
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(number)
+
+
+@pytest.mark.parametrize(
+    "available, device, threads, expected",
+    [
+        ({"CPU": 8.0}, None, 2, ({"num_cpus": 2}, 4)),
+        ({"CPU": 1.0}, "cpu", 4, ({"num_cpus": 1}, 1)),
+        ({"CPU": 16.0, "GPU": 2.0}, None, 2, ({"num_gpus": 1}, 2)),
+        ({"CPU": 8.0, "GPU": 2.0}, "cpu", 2, ({"num_cpus": 2}, 4)),
+    ],
+)
+def test_processes_share_the_machines(available, device, threads, expected):
+    assert share_machines(available, device, threads) == expected
+
+
+def test_a_missing_gpu_is_an_error():
+    with pytest.raises(ValueError, match="--device cuda: the machines have no GPU"):
+        share_machines({"CPU": 8.0}, "cuda", 2)
 
 
 @pytest.mark.slow

@@ -112,11 +112,8 @@ def test_the_size_of_the_image_is_a_field_of_a_request(tmp_path):
             items = pipe(pipe.encode(Image.open(io.BytesIO(png())), image_size=size or (224, 320)), QUESTIONS)
             response = client.post("/v1/answer", json=body | options)
             assert response.json()["answers"] == [close_to(item) for item in items]
-        assert (
-            client.post("/v1/answer", json=body | {"image_size": 100})
-            .json()["detail"]
-            .startswith("image_size must be")
-        )
+        refused = client.post("/v1/answer", json=body | {"image_size": 100})
+        assert refused.json()["detail"].startswith("image_size must be")
 
 
 def test_an_image_is_encoded_once_while_it_is_in_the_cache(start):
@@ -136,9 +133,8 @@ def test_objects_are_those_of_the_pipeline_and_an_image_is_encoded_once_for_all_
         seen = count_images(other)
         assert ask(other).status_code == 200
         assert other.post("/v1/locate", json=image).json() == {"objects": every}
-        for body in (image | {"labels": "bus"}, image | {"labels": ["bus"]}):
-            assert other.post("/v1/locate", json=body).json() == {"objects": buses}
-        for labels, found in ((["bus", "car"], every), ("bus", buses)):
+        for labels, found in ((["bus", "car"], every), (["bus"], buses), ("bus", buses)):
+            assert other.post("/v1/locate", json=image | {"labels": labels}).json() == {"objects": found}
             response = other.post("/v1/locate", files={"image": png()}, data={"labels": labels})
             assert response.json() == {"objects": found}
         assert len(seen) == 1
@@ -148,17 +144,12 @@ def test_objects_are_those_of_the_pipeline_and_an_image_is_encoded_once_for_all_
     assert refused.status_code == 422 and "no center head" in refused.json()["detail"]
 
 
-def test_an_image_is_described_once_encoded_for_all_requests(client):
+def test_a_description_is_that_of_the_pipeline(client):
     described = client.app.state.service.pipe.describe(Image.open(io.BytesIO(png(7))))
-    seen = count_images(client)
-    responses = [client.post("/v1/describe", json={"image": base64_of(png(7))})]
-    responses.append(client.post("/v1/describe", files={"image": png(7)}))
-    for response in responses:
-        assert response.status_code == 200 and response.json()["caption"] == described["caption"]
-        assert response.json()["facts"] == [close_to(fact) for fact in described["facts"]]
-    assert len(seen) == 1
-    refused = client.post("/v1/describe", json={"image": base64_of(b"text")})
-    assert refused.status_code == 422 and "cannot be read as an image" in refused.json()["detail"]
+    for form in ({"json": {"image": base64_of(png(7))}}, {"files": {"image": png(7)}}):
+        response = client.post("/v1/describe", **form).json()
+        assert response["caption"] == described["caption"]
+        assert response["facts"] == [close_to(fact) for fact in described["facts"]]
 
 
 # Bad input

@@ -107,19 +107,16 @@ def test_passwords_are_hidden():
     ("name", "message"),
     [
         ("missing.mp4", "missing.mp4: no such file, folder, camera or stream"),
-        ("empty.mp4", "empty.mp4: cannot be read as a video"),
         ("cut.mp4", "cut.mp4: cannot be read as a video"),
         ("sound.wav", "sound.wav: has no video stream that can be decoded"),
         ("nothing", "nothing: has no images"),
         ("/dev/video97", "no such camera or stream"),
         ("97", "no such camera or stream"),
         ("tcp://127.0.0.1:9/stream", "no such camera or stream"),
-        ("http://127.0.0.1:9/live.m3u8", "no such camera or stream"),
     ],
 )
 def test_an_unusable_source_is_refused(tmp_path, monkeypatch, name, message):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty.mp4").touch()
     whole = encode(tmp_path / "whole.mp4", grays(range(0, 200, 10))).read_bytes()
     (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) // 2])  # its index is at the end
     with wave.open("sound.wav", "wb") as sound:
