@@ -22,15 +22,12 @@ from .processing_traffic_vlm import TrafficVLMProcessor
 from .tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
-GENERATING = ("AutoModel", "AutoModelForImageTextToText", "AutoModelForMultimodalLM")
-
-
 def register() -> None:
     """Register the classes of this package with the auto classes and pipelines of transformers."""
     full, text, auto = TrafficVLMConfig, TrafficVLMTextConfig, transformers
     for config in (full, text):
         auto.AutoConfig.register(config.model_type, config, exist_ok=True)
-    for name in GENERATING:
+    for name in ("AutoModel", "AutoModelForImageTextToText", "AutoModelForMultimodalLM"):
         getattr(auto, name).register(full, TrafficVLMForConditionalGeneration, exist_ok=True)
     auto.AutoModelForSequenceClassification.register(full, TrafficVLMForSequenceClassification, exist_ok=True)
     auto.AutoModel.register(text, TrafficVLMTextModel, exist_ok=True)

@@ -155,7 +155,7 @@ class Recorder:
                 self._record(question, changes)
             if self.video is not None:
                 # The answer comes first: a long question is cut off.
-                lines = [f"{answer_text(item)}  {question.text}" for question, item in zip(self.questions, row)]
+                lines = [f"{answer_text(item)} · {question.text}" for question, item in zip(self.questions, row)]
                 self.video.add(frame.seconds, frame.image, [clock_time(frame.seconds), *lines])
 
     def _record(self, question: Question, changes: Sequence[Event]) -> None:

@@ -31,7 +31,7 @@ from traffic_vlm.serving.video import AnnotatedVideo, Frame, open_source  # noqa
 
 QUESTIONS = ["Is there a pedestrian?", "Is there a bus?"]
 COLOR = "What color is the traffic light?"
-LINES = ["yes, 0.90  Is there a pedestrian?", "no, 0.90  Is there a bus?"]
+LINES = ["yes, 0.90 · Is there a pedestrian?", "no, 0.90 · Is there a bus?"]
 
 
 def make_frames(levels):
@@ -199,7 +199,7 @@ def test_a_frame_without_an_answer_belongs_to_no_event_and_shows_its_problem(tmp
     [event] = recorder.events
     assert (event["answer"], event["start"], event["end"]) == ("red", 0.0, 1.0)
     assert [row["answer"] for row in read_csv(tmp_path / "timeline.csv")] == ["red"] * 10 + [""] * 10
-    assert (shown[-1][0], shown[-1][2]) == (1.9, ["0:01.9", f"not a color  {COLOR}"])
+    assert (shown[-1][0], shown[-1][2]) == (1.9, ["0:01.9", f"not a color · {COLOR}"])
 
 
 def test_a_threshold_of_a_negated_question_is_turned_around(tmp_path):
