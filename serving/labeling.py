@@ -247,8 +247,10 @@ def read_blocks(kind: str, files: list[str], blocks: int, fs: FileSystem, option
     return ray.data.read_parquet(files, columns=[*columns, "path"], **shared)
 
 
-def check_questions(options: LabelOptions) -> dict[str, Any]:
-    """Check the questions before hours are spent on them, and return what all labels of a folder share.
+def prepare(options: LabelOptions) -> dict[str, Any]:
+    """Put questions and classes into the options as the pipeline reads them; return what all labels of a folder share.
+
+    What cannot be answered is refused here, before hours are spent on it.
 
     Raises:
         OSError: there is no such model.
@@ -283,7 +285,7 @@ def label(source: str, options: LabelOptions) -> None:
         ValueError: the input, the folder, a question or the device cannot be used.
         OSError: Ray or the model does not start, or a file cannot be read or written. Complete files of labels stay.
     """
-    shared = check_questions(options)
+    shared = prepare(options)
     kind, files, left_out = list_files(source)
     if left_out:
         print(left_out, file=sys.stderr)

@@ -216,8 +216,11 @@ class VideoSource(FrameSource):
         with self.container:
             for frame in self.decode():
                 stamp = self.clock() if self.clock else None if frame.pts is None else frame.pts * base
-                is_usable = stamp is not None and last is not None and stamp >= last
-                seconds, last = seconds + (stamp - last if is_usable else 1 / self.rate), stamp
+                if stamp is None or last is None or stamp < last:
+                    seconds += 1 / self.rate
+                else:
+                    seconds += stamp - last
+                last = stamp
                 yield seconds, frame
         if self.corrupt:
             self.problems.append(f"{self.name}: damaged packets, whose frames may be wrong: {self.corrupt:,}")

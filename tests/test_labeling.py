@@ -24,9 +24,9 @@ from traffic_vlm.serving.labeling import (  # noqa: E402
     Labeler,
     LabelFolder,
     LabelOptions,
-    check_questions,
     label,
     list_files,
+    prepare,
     read_blocks,
 )
 from traffic_vlm.serving.options import ModelOptions  # noqa: E402
@@ -80,7 +80,7 @@ def block_of(paths) -> pa.Table:
 def label_files(paths, output_dir, model, ask=QUESTIONS[:1], **options) -> None:
     """Label image files without Ray, in one block."""
     asked = label_options(output_dir, model, ask, **options)
-    LabelFolder(asked.output_dir, check_questions(asked)).write(Labeler(asked, "image")(block_of(paths)))
+    LabelFolder(asked.output_dir, prepare(asked)).write(Labeler(asked, "image")(block_of(paths)))
 
 
 def rows_of(folder) -> list[dict]:
@@ -123,9 +123,9 @@ def test_objects_and_captions_are_those_of_the_pipeline_and_each_image_is_encode
             expected = [pytest.approx(found[name], abs=0.2) for found in labeler.pipe.locate(path, "car")]
             assert expected and [found[name] for found in row["objects"]] == expected
         assert row["caption"] == labeler.pipe.describe(path)["caption"]
-    assert check_questions(asked)["locate"] == ["car"]
+    assert prepare(asked)["locate"] == ["car"]
     with pytest.raises(ValueError, match="locate knows: bus, car; got 'zebra'"):
-        check_questions(label_options(tmp_path / "out", model, locate=["zebra"]))
+        prepare(label_options(tmp_path / "out", model, locate=["zebra"]))
 
 
 def test_bad_images_have_a_problem_and_the_others_are_labeled(model, tmp_path):
@@ -184,7 +184,7 @@ def test_bad_questions_are_refused(model, tmp_path):
         "Is there a zeppelin?": "'Is there a zeppelin?': the model does not know 'zeppelin'",
     }.items():
         with pytest.raises(ValueError, match=re.escape(message)):
-            check_questions(label_options(tmp_path / "out", model, [*QUESTIONS, question]))
+            prepare(label_options(tmp_path / "out", model, [*QUESTIONS, question]))
 
 
 # The next run
