@@ -138,31 +138,29 @@ class Page:
         word = dict(mapped_words(self.pipe, question))[int(column)]
         return shown, f"{question} {answer_text(item)}. Orange: where “{word}” attends; faint where nothing is seen."
 
-
-def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blocks:
-    """The page for a loaded model."""
-    page = Page(pipe, region)
-    no_words = gr.Column(visible=False), gr.Dropdown(choices=[], value=None)
-
-    def choose(path: str | Path | None, image_size: int | None, labels: Sequence[str]) -> tuple[Any, ...]:
+    def choose(self, path: str | Path | None, image_size: int | None, labels: Sequence[str]) -> tuple[Any, ...]:
+        """Encode the file of an image, show it with boxes and a caption, and clear the answers about another."""
         picture, status, description = None, "", ""
         if path:
             start = time.perf_counter()
             try:
                 with image_warnings() as warnings:
-                    picture = page.encode(path, image_size)
+                    picture = self.encode(path, image_size)
                 status = f"Image encoded in {1000 * (time.perf_counter() - start):.0f} ms."
-                description = pipe.describe(picture.encoded)["caption"]
+                description = self.pipe.describe(picture.encoded)["caption"]
             except ValueError as error:
                 warnings = [str(error)]
             for warning in warnings:
                 gr.Warning(warning)
-        return page.boxes(labels, picture), picture, description, status, "", *no_words
+        no_words = gr.Column(visible=False), gr.Dropdown(choices=[], value=None)
+        return self.boxes(labels, picture), picture, description, status, "", *no_words
 
-    def choose_upload(file: dict[str, Any] | None, *given: Any) -> tuple[Any, ...]:
-        return choose(file["path"] if file else None, *given)
+    def choose_upload(self, file: dict[str, Any] | None, *given: Any) -> tuple[Any, ...]:
+        """`choose` the file of an upload; None clears the image."""
+        return self.choose(file["path"] if file else None, *given)
 
-    def ask(text: str, picture: EncodedPicture | None) -> tuple[Any, ...]:
+    def ask(self, text: str, picture: EncodedPicture | None) -> tuple[Any, ...]:
+        """Show the answers to the questions in a text, and the words of those that have one."""
         try:
             questions = split_questions(text)
             if picture is None:
@@ -171,12 +169,16 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
             gr.Warning(str(error))
             return (gr.skip(),) * 4
         start = time.perf_counter()
-        items = pipe(picture.encoded, questions)
+        items = self.pipe(picture.encoded, questions)
         status = f"Questions: {len(items)}, in {1000 * (time.perf_counter() - start):.0f} ms."
-        choices = page.words(items)
+        choices = self.words(items)
         first = choices[0][1] if choices else None
         return status, table(items), gr.Column(visible=bool(choices)), gr.Dropdown(choices=choices, value=first)
 
+
+def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blocks:
+    """The page for a loaded model."""
+    page = Page(pipe, region)
     with gr.Blocks(title="Traffic VLM", analytics_enabled=False, delete_cache=DELETING) as blocks:
         gr.Markdown(INTRODUCTION)
         encoded = gr.State(None, time_to_live=KEPT_SECONDS)
@@ -197,13 +199,9 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
                 questions = gr.Textbox(
                     QUESTIONS, lines=6, label="Questions, one per line (Shift+Enter asks)", elem_id="questions"
                 )
-                suggested = suggest_questions(pipe.processor).items()
-                suggestion = gr.Dropdown(
-                    [(f"{kind}: {question}", question) for question, kind in suggested],
-                    value=None,
-                    label="Add a question of taught words (type to search)",
-                    elem_id="suggestion",
-                )
+                suggested = [(f"{kind}: {text}", text) for text, kind in suggest_questions(pipe.processor).items()]
+                label = "Add a question of taught words (type to search)"
+                suggestion = gr.Dropdown(suggested, value=None, label=label, elem_id="suggestion")
                 rules = pipe.processor.rules
                 nouns = ", ".join(rules.known_nouns(pipe.processor.taught_words))
                 gr.Markdown(f"**What can I ask?** {' '.join(rules.examples.values())} It knows these nouns: {nouns}.")
@@ -218,13 +216,13 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
         # One event at a time: an image that has just been chosen is encoded before questions about it are answered.
         queue: dict[str, Any] = {"show_progress_on": answers, "concurrency_id": "model"}
         asked = [status, answers, words, word]
-        asking = gr.on([button.click, questions.submit], ask, [questions, encoded], asked, **queue)
+        asking = gr.on([button.click, questions.submit], page.ask, [questions, encoded], asked, **queue)
         chosen = [image, encoded, described, *asked]
         # preprocess=False passes on any file: `open_image` says what is wrong with it, Gradio would not.
         uploads = [image.input, image.clear]
-        gr.on(uploads, choose_upload, [image, size, objects], chosen, preprocess=False, cancels=[asking], **queue)
+        gr.on(uploads, page.choose_upload, [image, size, objects], chosen, preprocess=False, cancels=[asking], **queue)
         given = [examples, size, objects]
-        examples.click(lambda i, *more: choose(EXAMPLES[i], *more), given, chosen, cancels=[asking], **queue)
+        examples.click(lambda i, *more: page.choose(EXAMPLES[i], *more), given, chosen, cancels=[asking], **queue)
         objects.input(page.boxes, [objects, encoded], image, show_progress="hidden")
         suggestion.input(add_question, [suggestion, questions], [questions, suggestion], show_progress="hidden")
         word.change(page.overlay, [word, encoded], [overlay, caption], show_progress="hidden")
