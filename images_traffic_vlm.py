@@ -2,8 +2,7 @@
 
 - A photograph is rotated upright (EXIF), and transparent pixels become white, not the hidden color of the file.
 - Colors of another space (the ICC profile of a phone, such as Display P3) become the colors of screens (sRGB).
-- Integers beyond 0..255, as of 16-bit gray, are scaled from their own range; Pillow alone would clip them to white. So
-  are 16-bit colors that leave the two highest bits unused, as a sensor of 10, 12 or 14 bits does.
+- Integers beyond 0..255, as of 16-bit gray, are scaled from their own range; Pillow alone would clip them to white.
 - An image that cannot be read is an error that names the file or the array.
 """
 
@@ -11,7 +10,6 @@ import base64
 import io
 import math
 import os
-import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -35,7 +33,6 @@ CHANNELS = (1, 3, 4)
 # Floats with a maximum up to UNIT are 0..1 (resampling can overshoot), above BYTE 0..255; between is an error.
 UNIT, BYTE = 1.05, 16
 ANIMATED = ("AVIF", "GIF", "PNG", "TIFF", "WEBP")  # in MPO, the format of phones, further frames are previews
-LOW_BITS = 1 << 14  # 16-bit colors that are all below do not use their highest bits
 
 
 class Region(NamedTuple):
@@ -75,17 +72,16 @@ class Region(NamedTuple):
         return image.crop(self.box(image.size))
 
 
-def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
+def to_rgb(image: Any) -> Image.Image:
     """A PIL image of mode RGB.
 
     Args:
         image: a PIL image of any mode; an image file: its path, its bytes, an open binary file, base64 data, a URL, or
             a cell of the library `datasets` that is not decoded, {"bytes": ..., "path": ...}; or an array or tensor of
-            shape [H,W], [H,W,C] or [C,H,W] with C of 1 (gray), 3 (RGB) or 4 (RGBA). Booleans are black and white.
+            shape [H,W], [H,W,C] or [C,H,W] with C of 1 (gray), 3 (RGB) or 4 (RGBA). If the first and the last
+            dimension could both be channels, a tensor is [C,H,W] and an array [H,W,C]. Booleans are black and white.
             Floats are 0..1, up to 1.05, or 0..255, above 16. Integers are 0..255; others are scaled from their own
             range to black and white, with a warning.
-        channels_first: how to read an array whose first and last dimensions could both be channels; by default a
-            tensor is [C,H,W] and an array [H,W,C].
 
     Raises:
         TypeError: the value is not an image. ValueError: it cannot be read; the message names the file or the value.
@@ -96,7 +92,7 @@ def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
         if isinstance(image, Image.Image):
             return _convert(image)
         if isinstance(image, np.ndarray) or hasattr(image, "detach"):
-            return _convert(_array_to_image(image, channels_first))
+            return _convert(_array_to_image(image))
         with _open(image) as opened:
             return _convert(opened)
     except Exception as error:  # for damaged files, Pillow raises errors of any type
@@ -169,10 +165,6 @@ def _convert(image: Image.Image) -> Image.Image:
         raise ValueError(f"it has no pixels: width x height is {image.width} x {image.height}")
     if image.format in ANIMATED and getattr(image, "is_animated", False) and image.tell() == 0:
         warnings.warn(f"a {image.format} of several frames is read as its first frame", stacklevel=2)
-    tiles: Any = getattr(image, "tile", ())  # what is to be decoded; empty if it has been
-    modes = [tile[3] if isinstance(tile[3], str) else tile[3][0] for tile in tiles]
-    if modes and all(str(mode).startswith(("RGB;16", "RGBA;16")) for mode in modes):
-        _load_deep(image, modes)
     image.load()
     with suppress(Exception):  # a damaged EXIF block: the pixels are still readable
         if image.getexif().get(ORIENTATION, 1) != 1:  # otherwise the library would copy it
@@ -190,33 +182,6 @@ def _convert(image: Image.Image) -> Image.Image:
     return image
 
 
-def _load_deep(image: Image.Image, modes: list[str]) -> None:
-    """Decode 16-bit colors. Pillow keeps their high bytes; if these are dark, the low ones are read, too.
-
-    Args:
-        modes: those of the image's tiles.
-    """
-    tiles: Any = list(image.tile)  # type: ignore[attr-defined]
-    file: Any = image.fp  # type: ignore[attr-defined]
-    start = file.tell()
-    file.seek(0)
-    low: Any = Image.open(io.BytesIO(file.read()))
-    file.seek(start)
-    image.load()
-    if np.asarray(image)[..., :3].max() >= LOW_BITS >> 8:
-        return
-    other = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}  # order of bytes: N is the machine's
-    for index, (mode, tile) in enumerate(zip(modes, tiles)):
-        swapped = mode[:-1] + other[mode[-1]]
-        parts = [*tile[:3], swapped if isinstance(tile[3], str) else (swapped, *tile[3][1:])]
-        low.tile[index] = getattr(type(tile), "_make", tuple)(parts)
-    pixels = np.asarray(image).astype(np.uint16) << 8 | np.asarray(low)
-    scaled = scale_pixels(pixels, *own_range(pixels[..., :3]))
-    if image.mode == "RGBA":
-        scaled[..., 3] = scale_pixels(pixels[..., 3], 0, max(int(pixels[..., 3].max()), 1))
-    image.paste(Image.fromarray(scaled))
-
-
 def _to_srgb(image: Image.Image, content: bytes) -> Image.Image:
     """An image of mode RGB or RGBA in the colors of screens, by the content of its ICC profile."""
     with suppress(Exception):  # viewers ignore a damaged profile, too, and one for gray or CMYK
@@ -226,9 +191,9 @@ def _to_srgb(image: Image.Image, content: bytes) -> Image.Image:
     return image
 
 
-def _array_to_image(array: Any, channels_first: bool | None) -> Image.Image:
-    if hasattr(array, "detach"):
-        channels_first = True if channels_first is None else channels_first
+def _array_to_image(array: Any) -> Image.Image:
+    is_tensor = hasattr(array, "detach")
+    if is_tensor:
         array = (array.float() if array.is_floating_point() else array).detach().cpu().numpy()  # NumPy has no bfloat16
     if array.ndim not in (2, 3) or array.size == 0:
         raise ValueError("expected [H,W], [H,W,C] or [C,H,W], no dimension zero")
@@ -236,7 +201,7 @@ def _array_to_image(array: Any, channels_first: bool | None) -> Image.Image:
         first, last = array.shape[0] in CHANNELS, array.shape[-1] in CHANNELS
         if not first and not last:
             raise ValueError(f"expected one of {CHANNELS} channels, as the first or the last dimension")
-        if first and (channels_first or not last):
+        if first and (is_tensor or not last):
             array = np.moveaxis(array, 0, -1)
         if array.shape[-1] == 1:
             array = array[..., 0]

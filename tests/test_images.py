@@ -70,23 +70,6 @@ def test_integers_beyond_bytes_are_scaled_from_their_own_range_with_a_warning(tm
         assert_color(to_rgb(np.full((4, 4), high, dtype)), (0, 0, 0))  # one value has no range
 
 
-@pytest.mark.parametrize("bits", [10, 12, 14, 16])
-@pytest.mark.parametrize(("suffix", "channels"), [(".png", 3), (".png", 4), (".tif", 3)])
-def test_colors_of_10_to_14_bits_in_16_are_scaled_from_their_own_range(suffix, channels, bits):
-    cv2 = pytest.importorskip("cv2")
-    shades = np.random.default_rng(0).integers(0, 256, (6, 5, channels))
-    shades[0, :2], shades[..., 3:] = [[0], [255]], 255
-    pixels = np.rint(shades * ((1 << bits) - 1) / 255).astype(np.uint16)
-    compressions = [1, 5] if suffix == ".tif" else [None]  # none, LZW
-    for compression in compressions:
-        options = [cv2.IMWRITE_TIFF_COMPRESSION, compression] if compression else []
-        content = cv2.imencode(suffix, pixels, options)[1].tobytes()
-        with warnings.catch_warnings() if bits == 16 else pytest.warns(UserWarning, match="own range"):
-            warnings.simplefilter("error" if bits == 16 else "always")
-            seen = np.asarray(to_rgb(content)).astype(int)
-        assert np.abs(seen - shades[..., 2::-1]).max() <= 1  # OpenCV writes BGR
-
-
 # --- files as a viewer shows them ---
 
 
