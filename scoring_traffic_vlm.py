@@ -13,14 +13,7 @@ import torch
 from torch import nn
 
 from .cache_traffic_vlm import EncodedImages
-from .checks_traffic_vlm import (
-    check_image_index,
-    check_prompt_ends,
-    check_text,
-    count_positions,
-    describe,
-    padding_mask,
-)
+from .checks_traffic_vlm import check_image_index, check_prompt_ends, check_text, count_positions, padding_mask
 from .configuration_traffic_vlm import height_and_width, token_grid
 
 
@@ -44,20 +37,6 @@ def question_states(
     return hidden_states[torch.arange(last.shape[0], device=last.device), last]
 
 
-def hide_answers(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, labels: torch.Tensor) -> torch.Tensor:
-    """Attention mask [B,L] that is 0 at answers, which have labels.
-
-    Raises:
-        ValueError: labels of another shape, or that cover a whole row.
-    """
-    if labels.shape != input_ids.shape:
-        raise ValueError(f"labels must be {list(input_ids.shape)} like input_ids, got {describe(labels)}.")
-    mask = (labels < 0).long() if attention_mask is None else attention_mask * (labels < 0)
-    if not bool(mask.any(1).all()):
-        raise ValueError("labels must be -100 at the tokens of questions; a row has no such token.")
-    return mask
-
-
 class TrafficVLMScoringMixin:
     """P(yes) of many questions, for a full model with the language-model head."""
 
@@ -73,12 +52,11 @@ class TrafficVLMScoringMixin:
         encoded_images: EncodedImages | None = None,
         image_index: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, list[int]]:
         """Logits [Q,V] of the first token of every answer, and the number of questions about each image.
 
         Takes the output of the processor, packed (several questions per row) or not, with pixels or `encoded_images`.
-        Questions are in the given order, those about the first image first. Answers, which have labels, are ignored.
+        Questions are in the given order, those about the first image first.
 
         Args:
             question_ends: [B,Q], the last token of each question, as the processor returns them; they are not checked.
@@ -86,14 +64,14 @@ class TrafficVLMScoringMixin:
 
         Raises:
             ValueError: no image; a number of images that does not match the rows; packed rows without `question_ends`
-                or `position_ids`; labels that cover a whole row; a question that ends in `[EOS]`.
+                or `position_ids`; a question that ends in `[EOS]`.
         """
         images = self.model.choose_images(pixel_values, encoded_images, encoder_attention_mask)
         if images is None:
             raise ValueError("Questions need pixel_values or encoded_images.")
         # Text is read on the CPU, which need not wait for a GPU that encodes the images meanwhile.
-        optional = (attention_mask, position_ids, segment_ids, question_ends, image_index, labels)
-        attention_mask, position_ids, segment_ids, question_ends, image_index, labels = (
+        optional = (attention_mask, position_ids, segment_ids, question_ends, image_index)
+        attention_mask, position_ids, segment_ids, question_ends, image_index = (
             None if tensor is None else tensor.cpu() for tensor in optional
         )
         input_ids = input_ids.cpu()
@@ -104,8 +82,6 @@ class TrafficVLMScoringMixin:
             raise ValueError("Packed rows (segment_ids) need question_ends from the processor.")
         check_text(config, input_ids, None, attention_mask, position_ids, segment_ids)
         check_image_index(image_index, len(input_ids), len(images))
-        if labels is not None and question_ends is None:
-            attention_mask = hide_answers(input_ids, attention_mask, labels)
         if position_ids is None:
             position_ids = count_positions(input_ids, attention_mask, 0)
         image_of_row = torch.arange(len(images)) if image_index is None else image_index
