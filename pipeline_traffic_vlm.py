@@ -17,11 +17,10 @@ for reading a question and for what counts as its answer are in `question_traffi
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any
 
 import torch
@@ -51,19 +50,37 @@ class Asked:
     image: Any
     questions: list[Question]
     pixels: torch.Tensor | None = None  # [1,3,H,W], unless the image is encoded
-    size: tuple[int, int] | None = None  # (width, height) of the image, where a subclass locates objects
 
 
 Item = tuple[int, Question, dict[str, Any]]  # the index of an image, a question about it, and what is found out
 
 
-@contextmanager
-def naming_image(index: int) -> Iterator[None]:
-    """Begin the messages of errors with the index of the image, which is one of several."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"image {index}: {error}") from error
+def answer_batches(
+    ask: Callable[[Any, Any], Asked],
+    prepare: Callable[[Asked], Asked],
+    answer: Callable[[list[Asked]], list[list[dict[str, Any]]]],
+    batch_size: int,
+    threads: int,
+    pairs: Iterable[tuple[Any, Any]],
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the answers about each (image, question or questions); an error begins with the index of its image.
+
+    Threads prepare the next batch while the model answers this one.
+    """
+
+    def named(index: int, call: Callable[..., Asked], *args: Any) -> Asked:
+        try:
+            return call(*args)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"image {index}: {error}") from error
+
+    with ThreadPoolExecutor(threads) as pool:
+        futures = (pool.submit(named, i, prepare, named(i, ask, *pair)) for i, pair in enumerate(pairs))
+        batch = list(islice(futures, batch_size))
+        while batch:
+            ahead = list(islice(futures, batch_size))
+            yield from answer([future.result() for future in batch])
+            batch = ahead
 
 
 class TrafficVLMPipeline(Pipeline):
@@ -92,8 +109,7 @@ class TrafficVLMPipeline(Pipeline):
         self.fast = self.model.fast_context()  # passes are fast while this pipeline asks; the model stays unchanged
         self.text_config = self.model.config.get_text_config()
         self.located: dict[str, float] = getattr(self.model.config.vision_config, "located", {})
-        self._questions: dict[tuple[str, bool], Question] = {}
-        self._known: Any = None  # what the questions were read with
+        self._questions: dict[tuple[str, bool], Question] = {}  # those read
 
     def _sanitize_parameters(
         self,
@@ -153,24 +169,24 @@ class TrafficVLMPipeline(Pipeline):
         """
         preprocess, forward, _ = self._sanitize_parameters(**options) if options else ({}, {}, {})
         preprocess = self._preprocess_params | preprocess
-        answer_untaught = preprocess.pop("answer_untaught", False)
-        prepare: Callable[[Asked], Asked] = partial(self.preprocess, **preprocess)
+        ask = partial(self._ask, answer_untaught=preprocess.pop("answer_untaught", False))
+        prepare = partial(self.preprocess, **preprocess)
         answer = partial(self.forward, **(self._forward_params | forward))
         batch_size = (self._batch_size or 1) if batch_size is None else batch_size
-        num_workers = (self._num_workers or 0) if num_workers is None else num_workers
+        threads = (self._num_workers or THREADS) if num_workers is None else num_workers
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size must be a number of images, at least 1, got {batch_size!r}")
-        if not isinstance(num_workers, int) or num_workers < 0:
-            raise ValueError(f"num_workers must be a number of threads, got {num_workers!r}")
+        if not isinstance(threads, int) or threads < 0:
+            raise ValueError(f"num_workers must be a number of threads, got {threads!r}")
+        batches = partial(answer_batches, ask, prepare, answer, batch_size, threads or THREADS)
         is_iterator = isinstance(image, Iterator) and not hasattr(image, "read")  # an open file iterates over lines
         # Images come one by one: from a generator, or a dataset of torch or of the library `datasets`.
         if is_iterator or isinstance(image, Dataset) or hasattr(image, "column_names"):
-            items = image if isinstance(image, Iterable) else (image[i] for i in range(len(image)))
-            asked = self._ask_each(((item, question) for item in items), answer_untaught)
-            return self._answer_batches(asked, prepare, answer, batch_size, num_workers or THREADS)
+            items = image if isinstance(image, Iterable) else map(image.__getitem__, range(len(image)))
+            return batches((item, question) for item in items)
         is_list = isinstance(image, Sequence) and not isinstance(image, str | BYTES)
         if not (is_list or getattr(image, "ndim", 0) == 4 or (hasattr(image, "key_values") and len(image) > 1)):
-            return answer([prepare(self._ask(image, question, answer_untaught))])[0]
+            return answer([prepare(ask(image, question))])[0]
         images = [image[i] for i in range(len(image))]
         if not images:
             raise ValueError("no image was given: the list is empty")
@@ -180,9 +196,7 @@ class TrafficVLMPipeline(Pipeline):
                 f"{len(question)} lists of questions for {len(images)} images: give one list for each image, or one "
                 "flat list of questions for all"
             )
-        questions = question if has_lists else [question] * len(images)
-        rows = list(self._ask_each(zip(images, questions), answer_untaught))
-        return list(self._answer_batches(rows, prepare, answer, batch_size, num_workers or THREADS))
+        return list(batches(zip(images, question if has_lists else [question] * len(images))))
 
     def _ask(self, image: Any, question: Any, answer_untaught: bool) -> Asked:
         """An image, or what a dictionary holds, with its questions, checked and tokenized."""
@@ -199,20 +213,11 @@ class TrafficVLMPipeline(Pipeline):
         if hasattr(image, "key_values") and len(image) != 1:
             raise ValueError(f"expected one encoded image, got {len(image)}")
         questions = question if isinstance(question, list | tuple) else [question]
-        if len(questions) == 1 and isinstance(questions[0], list | tuple):  # one list of questions for one image
-            questions = questions[0]
         if not questions or question is None:
             raise ValueError("no question was given")
         if other := [one for one in questions if not isinstance(one, str)]:
             raise TypeError(f"a question must be a string, got {type(other[0]).__name__}: {other[0]!r:.80}")
         return Asked(image, [self.read_question(one, answer_untaught) for one in questions])
-
-    def _ask_each(self, pairs: Iterable[tuple[Any, Any]], answer_untaught: bool) -> Iterator[Asked]:
-        """Yield each of several images with its questions; errors name the index of the image."""
-        for index, (image, question) in enumerate(pairs):
-            with naming_image(index):
-                asked = self._ask(image, question, answer_untaught)
-            yield asked
 
     def encode(self, image: Any, region: Any = None, image_size: Any = None) -> Any:
         """`EncodedImages` of an image or a list, to ask about them later: `vqa(vqa.encode(image), question)`.
@@ -311,18 +316,15 @@ class TrafficVLMPipeline(Pipeline):
         """
         if answer_untaught is None:
             answer_untaught = self._preprocess_params.get("answer_untaught", False)
-        processor, questions = self.processor, self._questions
-        taught = None if processor.taught is None else [*processor.taught]  # a copy: words may be added to the list
-        known = taught, processor.own_questions
-        if known != self._known or len(questions) >= MAX_QUESTIONS:
-            questions = self._questions = {}
-            self._known = known
-        question = questions.get((text, answer_untaught))
+        question = self._questions.get((text, answer_untaught))
         if question is None:
+            processor = self.processor
             limit = min(self.text_config.max_position_embeddings, processor.tokenizer.model_max_length)
-            taught_words, own = processor.taught_words, processor.own_questions
-            question = processor.rules.read(text, processor.prompt, limit, taught_words, own).refusing(answer_untaught)
-            questions[text, answer_untaught] = question
+            taught, own = processor.taught_words, processor.own_questions
+            question = processor.rules.read(text, processor.prompt, limit, taught, own).refusing(answer_untaught)
+            if len(self._questions) >= MAX_QUESTIONS:
+                self._questions.clear()
+            self._questions[text, answer_untaught] = question
         return question
 
     def preprocess(self, inputs: Asked, region: Any = None, image_size: Any = None) -> Asked:
@@ -334,44 +336,6 @@ class TrafficVLMPipeline(Pipeline):
         if region != self._preprocess_params.get("region"):  # `encode` has cut out that of the pipeline
             raise ValueError("a region cannot be cut out of an encoded image: pass it to `encode`")
         return inputs
-
-    @staticmethod
-    def _answer_batches(
-        asked: Iterable[Asked],
-        prepare: Callable[[Asked], Asked],
-        answer: Callable[[list[Asked]], list[list[dict[str, Any]]]],
-        batch_size: int,
-        threads: int,
-    ) -> Iterator[list[dict[str, Any]]]:
-        """Yield the answers about each image. Threads prepare the next batch while the model answers this one.
-
-        An image that cannot be read, or an error of the source, is raised after the answers about those before it.
-        """
-        with ThreadPoolExecutor(threads) as pool:
-
-            def prepare_named(index: int, row: Asked) -> Asked:
-                with naming_image(index):
-                    return prepare(row)
-
-            def submit() -> Iterator[Future[Asked]]:
-                try:
-                    for index, row in enumerate(asked):
-                        yield pool.submit(prepare_named, index, row)
-                except Exception as error:
-                    failed: Future[Asked] = Future()
-                    failed.set_exception(error)
-                    yield failed
-
-            futures = submit()
-            batch = list(islice(futures, batch_size))
-            while batch:
-                ahead = list(islice(futures, batch_size))
-                good = list(takewhile(lambda future: future.exception() is None, batch))  # waits for the images
-                if good:
-                    yield from answer([future.result() for future in good])
-                if len(good) < len(batch):
-                    batch[len(good)].result()  # raises its error
-                batch = ahead
 
     def _forward(
         self, rows: Sequence[Asked], thresholds: Any = 0.5, margins: bool = False, min_score: float = 0.05

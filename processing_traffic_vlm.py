@@ -11,16 +11,15 @@ What is special here:
 - Nothing is dropped silently: unknown words, misspelled options and questions that are too long are reported.
 """
 
-import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from transformers import BatchFeature
 from transformers.image_processing_utils import get_size_dict
-from transformers.processing_utils import ImagesKwargs, ProcessingKwargs, ProcessorMixin, TextKwargs
+from transformers.processing_utils import ImagesKwargs, ProcessorMixin
 from transformers.utils import PaddingStrategy, logging
 
 from .configuration_traffic_vlm import check_image_size
@@ -31,30 +30,14 @@ from .question_traffic_vlm import LETTERS, Prompt, Rules, has_word, is_content_w
 from .tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
-CHAT_TEMPLATE = """\
-{#- The prompt is the text of the last user message; images are passed separately. -#}
-{%- set found = namespace(content="", words=[]) -%}
-{%- for message in messages if message.role == "user" -%}
-    {%- set found.content = message.content -%}
-{%- endfor -%}
-{%- set blocks = [{"type": "text", "text": found.content}] if found.content is string else found.content or [] -%}
-{%- for block in blocks if block.type == "text" -%}
-    {%- set found.words = found.words + block.text.split() -%}
-{%- endfor -%}
-{{- bos_token ~ " " ~ (found.words | join(" ")).rstrip(" .?!…。？！") ~ " ?" -}}
-"""
-
 logger = logging.get_logger(__name__)
 
 SIDES = (224, 640)  # of images that the weights were tried on, in pixels
 ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
 IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
-LAYOUT_OPTIONS = ("padding", "padding_side", "max_length")
-TEXT_OPTIONS = (*LAYOUT_OPTIONS, "truncation")
-# The library passes these, and they have no effect here.
-IGNORED_OPTIONS = {"add_special_tokens", "sanitize_control_tokens", "verbose"}
-# Other options of the library, which are accepted if they are off.
-LIBRARY_OPTIONS = {*TextKwargs.__annotations__, *ProcessingKwargs.__annotations__, "videos", "audio"}
+TEXT_OPTIONS = ("padding", "padding_side", "max_length", "truncation")
+NOT_FOR_PIXELS = {"input_data_format"}  # images are read by `to_rgb`
+IGNORED_OPTIONS = ("add_special_tokens", "sanitize_control_tokens", "verbose")  # the library passes these
 TOKEN_INPUTS = ("input_ids", "attention_mask", "labels", "position_ids", "segment_ids")  # one number for each token
 
 Segment = tuple[Sequence[int], Sequence[int]]  # the ids of one prompt and of its answer (empty without answers)
@@ -179,7 +162,7 @@ class TrafficVLMProcessor(ProcessorMixin):
     Args:
         image_processor: an image processor of transformers that returns pixels [I,3,256,256].
         tokenizer: the `TrafficVLMTokenizer`.
-        chat_template: a Jinja template; by default it makes a prompt of the last user message's text.
+        chat_template: a Jinja template; that of the repository makes a prompt of the last user message's text.
         taught: the content words that the weights were taught. None if they are not known.
         own_questions: whether the weights were taught a user's own questions. Then the pipeline accepts every kind
             of question, and every answer in words.
@@ -196,7 +179,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         questions: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
-        super().__init__(image_processor, tokenizer, chat_template=chat_template or CHAT_TEMPLATE, **kwargs)
+        super().__init__(image_processor, tokenizer, chat_template=chat_template, **kwargs)
         self.taught, self.own_questions, self.questions = taught, own_questions, questions
         self.rules = Rules(**(questions or {}))
 
@@ -291,19 +274,18 @@ class TrafficVLMProcessor(ProcessorMixin):
         """(`return_tensors`, options of the text, options of the image processor).
 
         Raises:
-            TypeError: an unknown option, or one of the library that has no effect here and is not off.
+            TypeError: an unknown option that is not off.
         """
         for group in ("common_kwargs", "text_kwargs", "images_kwargs"):
             options = options | (options.pop(group, None) or {})
-        of_images = {*getattr(self.image_processor, "valid_kwargs", ImagesKwargs).__annotations__} - {"return_tensors"}
-        known = {*TEXT_OPTIONS, *IGNORED_OPTIONS, *of_images, "return_tensors"}
+        return_tensors = options.pop("return_tensors", None)
+        texts = {name: options.pop(name) for name in TEXT_OPTIONS if name in options}
+        of_images = getattr(self.image_processor, "valid_kwargs", ImagesKwargs).__annotations__.keys() - NOT_FOR_PIXELS
+        pixels = {name: options.pop(name) for name in of_images if name in options}
         for name, value in options.items():
-            if name not in known and (value or name not in LIBRARY_OPTIONS):
+            if value and name not in IGNORED_OPTIONS:
                 raise TypeError(f"unexpected keyword argument `{name}`")
-        texts, pixels = (
-            {name: value for name, value in options.items() if name in names} for names in (TEXT_OPTIONS, of_images)
-        )
-        return options.get("return_tensors"), texts, pixels
+        return return_tensors, texts, pixels
 
     def pixels(
         self,
@@ -324,10 +306,7 @@ class TrafficVLMProcessor(ProcessorMixin):
                 limits = f"{SIDES[0]}..{SIDES[1]} pixels"
                 logger.warning_once(f"image_size {height} × {width} is beyond {limits}, where the weights were tried.")
             options["size"] = {"height": height, "width": width}
-        layout = options.pop("input_data_format", None)
-        pictures = [
-            to_rgb(image, None if layout is None else layout == "channels_first") for image in list_images(images)
-        ]
+        pictures = [to_rgb(image) for image in list_images(images)]
         if region is not None:
             pictures = [Region.of(region).crop(picture) for picture in pictures]
         # Resize here instead of in the image processor: this is twice as fast for a large image, and the pixels are
@@ -361,13 +340,15 @@ class TrafficVLMProcessor(ProcessorMixin):
         typed = [text for row in (*questions, *(answers or ())) for text in row]
         count = sum(map(len, questions))
         texts = [question_words(text) for text in typed[:count]] + [" ".join(text.split()) for text in typed[count:]]
-        ids = self._tokenize(texts)
+        distinct = list(dict.fromkeys(texts))  # many images often have the same questions
+        ids_of = dict(zip(distinct, self.tokenizer.encode_words(distinct)["input_ids"]))
+        ids = [ids_of[text] for text in texts]
         for index, words in enumerate(ids):
             if not words or not has_word(texts[index]):
                 name = "text" if index < count else "suffix"
                 raise ValueError(f"`{name}` has an empty string: {typed[index]!r:.80}; expected words")
         if on_unknown != "ignore":
-            self._report_words(typed, ids, on_unknown, is_taught=answers is not None)
+            self._report_words(distinct, on_unknown, is_taught=answers is not None)
         prompts = [self._prompt(words) for words in ids[:count]]
         ends = [[*words, self.tokenizer.eos_token_id] for words in ids[count:]] or [[]] * count
         limit, is_shortened = self.tokenizer.model_max_length, truncation not in (None, False, "do_not_truncate")
@@ -430,7 +411,7 @@ class TrafficVLMProcessor(ProcessorMixin):
 
     def prompt(self, question: str) -> Prompt:
         """The prompt, `[SOS] words ?`, of a question as `question_words` returns it. Nothing is checked."""
-        words = self.tokenizer.encode_words([question], return_offsets_mapping=True, return_attention_mask=False)
+        words = self.tokenizer.encode_words([question], return_offsets_mapping=True)
         ids = self._prompt(words["input_ids"][0])
         typed = list(words_at(question, words["offset_mapping"][0]))
         return Prompt(ids, self.tokenizer.convert_ids_to_tokens(ids), typed)
@@ -438,20 +419,13 @@ class TrafficVLMProcessor(ProcessorMixin):
     def _prompt(self, words: list[int]) -> list[int]:
         return [self.tokenizer.bos_token_id, *words, self.tokenizer.convert_tokens_to_ids("?")]
 
-    def _tokenize(self, texts: list[str]) -> list[list[int]]:
-        """The ids of the words of each text, without [SOS] and [EOS]."""
-        distinct = list(dict.fromkeys(texts))  # many images often have the same questions
-        ids = self.tokenizer.encode_words(distinct, return_attention_mask=False)["input_ids"]
-        ids_of = dict(zip(distinct, ids))
-        return [ids_of[text] for text in texts]
-
-    def _report_words(self, texts: list[str], ids: list[list[int]], on_unknown: str, is_taught: bool) -> None:
-        """Warn of unknown and untaught words of texts with these ids, or raise `ValueError`."""
+    def _report_words(self, texts: list[str], on_unknown: str, is_taught: bool) -> None:
+        """Warn of unknown and untaught words of texts, or raise `ValueError`."""
         messages = []
-        if any(self.tokenizer.unk_token_id in words for words in ids):
+        if unknown := self.unknown_words(texts):
             reading = "" if on_unknown == "raise" else f"; the model reads them as {self.tokenizer.unk_token}"
-            messages.append(f"words that are not in the vocabulary: {name_words(self.unknown_words(texts))}{reading}")
-        if not is_taught and (untaught := self._untaught(ids)):  # with answers, words are being taught
+            messages.append(f"words that are not in the vocabulary: {name_words(unknown)}{reading}")
+        if not is_taught and (untaught := self.untaught_words(texts)):  # with answers, words are being taught
             messages.append(f"words that the model was not taught, or not reliably: {name_words(untaught)}")
         for message in messages:
             if on_unknown == "raise":
@@ -459,26 +433,21 @@ class TrafficVLMProcessor(ProcessorMixin):
             warnings.warn(message, UserWarning, stacklevel=4)  # at the line that called the processor
 
     def unknown_words(self, text: str | Sequence[str]) -> list[str]:
-        """The words that are not in the vocabulary, as typed, each once, in order of appearance."""
-        return self.tokenizer.unknown_words(self._list_questions(text))
+        """The words of a text or texts that are not in the vocabulary, as typed, each once, in order of appearance."""
+        return self.tokenizer.unknown_words(text)
 
     def untaught_words(self, text: str | Sequence[str]) -> list[str]:
-        """The content words of texts that the model was not taught, or not reliably, each once.
+        """The content words of a text or texts that the model was not taught, or not reliably, each once.
 
         Empty if `taught` is None: nothing is known then.
         """
-        return self._untaught(self._tokenize(self._list_questions(text)))
-
-    def _untaught(self, ids: Iterable[Sequence[int]]) -> list[str]:
         taught = self.taught_words
-        if taught is None:
+        texts = [text] if isinstance(text, str) else list(text)
+        if taught is None or not texts:
             return []
-        words = self.tokenizer.convert_ids_to_tokens(list(dict.fromkeys(token for text in ids for token in text)))
+        ids = dict.fromkeys(token for words in self.tokenizer.encode_words(texts)["input_ids"] for token in words)
+        words = self.tokenizer.convert_ids_to_tokens(list(ids))
         return [word for word in words if is_content_word(word) and word not in taught]
-
-    def _list_questions(self, text: str | Sequence[str]) -> list[str]:
-        rows = list_texts(text, "text", LETTERS * self.tokenizer.model_max_length) if text else []
-        return [question_words(question) for row in rows for question in row]
 
     @property
     def taught_words(self) -> frozenset[str] | None:
@@ -515,11 +484,6 @@ class TrafficVLMProcessor(ProcessorMixin):
 
 
 TrafficVLMProcessor.register_for_auto_class()
-
-# `AutoProcessor` does not make this file an attribute of its package. The class would then be pickled with all of its
-# code, which differs from process to process, and `datasets.Dataset.map(processor)` would never find its cache.
-_package, _, _name = __name__.rpartition(".")
-setattr(sys.modules[_package], _name, sys.modules[__name__])
 
 # The pipeline belongs to each saved folder: the library copies what this file imports.
 __all__ = ["TrafficVLMPipeline", "TrafficVLMProcessor"]

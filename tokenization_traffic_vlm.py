@@ -547,7 +547,7 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
     def encode_words(self, texts: list[str], **options: Any) -> Any:
         """The ids of the words of texts, without `[SOS]` and `[EOS]`. "[PAD]" or "[EOS]" in a text are words, too."""
         plain = {"add_special_tokens": False, "split_special_tokens": True, "padding": False, "truncation": False}
-        return self(texts, verbose=False, **plain, **options)
+        return self(texts, verbose=False, return_attention_mask=False, **plain, **options)
 
     def unknown_words(self, text: str | Sequence[str]) -> list[str]:
         """The words that become `[UNK]`, as written in the text or texts, each once, in order of appearance."""

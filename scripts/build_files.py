@@ -55,12 +55,13 @@ def build(output_dir: Path, tokenizer: TrafficVLMTokenizer) -> list[Path]:
     # The whole image is resized to a square (bicubic, no crop); pixels are scaled to [-1, 1].
     size = config.vision_config.image_size
     image_processor = SiglipImageProcessorPil(size={"height": size, "width": size})
-    taught = read_fields(ROOT / "processor_config.json", "taught", "own_questions")
+    fields = read_fields(ROOT / "processor_config.json", "taught", "own_questions")
+    fields |= {"questions": question_rules(), "chat_template": (ROOT / "chat_template.jinja").read_text("utf-8")}
     parts = (
         config,
         GenerationConfig(**token_ids, max_new_tokens=MAX_NEW_TOKENS, suppress_tokens=tokenizer.reserved_ids),
         # The processor marks its tokenizer and writes the tokenizer's files too: give it a copy, and write ours last.
-        TrafficVLMProcessor(image_processor, deepcopy(tokenizer), **taught, questions=question_rules()),
+        TrafficVLMProcessor(image_processor, deepcopy(tokenizer), **fields),
         tokenizer,
     )
     output_dir.mkdir(parents=True, exist_ok=True)

@@ -167,14 +167,18 @@ def test_what_is_known_and_taught_is_answered(vqa, question):
 
 def test_words_taught_by_a_training_are_asked_about():
     processor = tiny_processor()
-    vqa = TrafficVLMPipeline(model=tiny_model(), processor=processor, device="cpu", answer_untaught=False)
+
+    def problems(*questions):
+        vqa = TrafficVLMPipeline(model=tiny_model(), processor=processor, device="cpu", answer_untaught=False)
+        return [vqa.read_question(question).problem for question in questions]
+
     questions = ("Is there an umbrella?", "Is the car white?", "Is the car red?")
-    assert all(vqa.read_question(question).problem for question in questions)
+    assert all(problems(*questions))
     processor.taught += ["umbrella", "white"]
-    assert not any(vqa.read_question(question).problem for question in questions)
+    assert not any(problems(*questions))
     processor.taught = None  # nothing is known
-    assert vqa.read_question("Was there an accident?").problem is None
-    assert "'elephant'" in vqa.read_question("Is there an elephant?").problem
+    accident, elephant = problems("Was there an accident?", "Is there an elephant?")
+    assert accident is None and "'elephant'" in elephant
 
 
 def test_most_questions_of_other_people_are_answered(vqa):
@@ -205,7 +209,7 @@ def test_every_form_of_input_gives_the_same_answers(vqa, pictures, tmp_path):
         assert vqa([given], QUESTIONS) == list(vqa(iter([given]), QUESTIONS)) == [expected]
     for given in files:
         assert vqa(vqa.encode(given), QUESTIONS) == vqa(vqa.encode([given]), QUESTIONS) == expected
-    assert vqa(image, CAR) == vqa(image, [CAR]) == vqa(image, [[CAR]]) == approximately(expected[:1])
+    assert vqa(image, CAR) == vqa(image, [CAR]) == approximately(expected[:1])
 
 
 def test_several_images_with_the_same_or_their_own_questions(vqa, pictures):
@@ -249,13 +253,6 @@ def test_iterators_and_datasets_are_read_as_they_are_consumed(vqa, pictures):
     assert list(vqa(rows.with_format("numpy"), CAR)) == expected
     rows = datasets.Dataset.from_dict({"image": pictures}, datasets.Features({"image": datasets.Image(decode=False)}))
     assert list(vqa(rows, CAR)) == vqa(rows["image"], CAR) == expected
-
-
-def test_answers_before_an_error_are_given(vqa, pictures):
-    answers = vqa(iter([*pictures[:2], "/no/such.jpg"]), CAR, batch_size=3)
-    assert [next(answers)[0]["question"] for _ in range(2)] == [CAR, CAR]
-    with pytest.raises(ValueError, match="image 2: cannot read"):
-        next(answers)
 
 
 def test_one_pass_answers_all_questions_and_each_is_tokenized_once(vqa, processor, pictures, monkeypatch):
