@@ -86,8 +86,6 @@ def to_rgb(image: Any) -> Image.Image:
     Raises:
         TypeError: the value is not an image. ValueError: it cannot be read; the message names the file or the value.
     """
-    if hasattr(image, "read"):
-        image = read_file(image)
     try:
         if isinstance(image, Image.Image):
             return _convert(image)
@@ -99,26 +97,9 @@ def to_rgb(image: Any) -> Image.Image:
         raise _unreadable(image, error) from error
 
 
-def read_file(file: Any) -> dict[str, Any]:
-    """The content of an open binary file, from its start, and its name: {"bytes": ..., "path": ...}.
-
-    Raises:
-        TypeError: the file is open as text. ValueError: it cannot be read.
-    """
-    try:
-        with suppress(AttributeError, OSError):  # a pipe has no start
-            file.seek(0)
-        content = file.read()
-        if not isinstance(content, bytes):
-            raise TypeError("expected a file that is open in binary mode")
-        return {"bytes": content, "path": getattr(file, "name", None)}
-    except Exception as error:
-        raise _unreadable(file, error) from error
-
-
 def _unreadable(image: Any, error: Exception) -> TypeError | ValueError:
     """An error that names an image by its file, or by its type with its size or value."""
-    path, content = getattr(image, "filename", None) or image, image
+    path, content = getattr(image, "filename", None) or getattr(image, "name", None) or image, image
     if isinstance(image, Mapping):
         path, content = image.get("path"), image.get("bytes")
     if isinstance(path, str | os.PathLike):
@@ -135,6 +116,12 @@ def _unreadable(image: Any, error: Exception) -> TypeError | ValueError:
 
 
 def _open(source: Any) -> Image.Image:
+    if hasattr(source, "read"):
+        with suppress(AttributeError, OSError):  # a pipe has no start
+            source.seek(0)
+        source = source.read()
+        if not isinstance(source, bytes):
+            raise TypeError("expected a file that is open in binary mode")
     if isinstance(source, Mapping):
         source = source.get("path") if source.get("bytes") is None else source["bytes"]
     if isinstance(source, BYTES):

@@ -31,7 +31,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_traffic_vlm import check_image_size
 from .describing_traffic_vlm import QUESTIONS, Caption
-from .images_traffic_vlm import BYTES, Region, read_file, to_rgb
+from .images_traffic_vlm import BYTES, Region, to_rgb
 from .question_traffic_vlm import Question
 
 
@@ -208,8 +208,6 @@ class TrafficVLMPipeline(Pipeline):
             image, question = image["image"], image.get("question", question)
         if image is None:
             raise ValueError("no image was given")
-        if hasattr(image, "read"):  # now, as a generator of open files closes each before it opens the next
-            image = read_file(image)
         if hasattr(image, "key_values") and len(image) != 1:
             raise ValueError(f"expected one encoded image, got {len(image)}")
         questions = question if isinstance(question, list | tuple) else [question]

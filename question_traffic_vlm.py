@@ -58,14 +58,6 @@ def words_at(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[str]:
         yield text[first.start() if first else start : last.end() if last else end]
 
 
-def distinct_words(words: Iterable[str]) -> tuple[str, ...]:
-    """The different words in order; "Bus" and "bus" are one."""
-    found: dict[str, str] = {}
-    for word in words:
-        found.setdefault(word.casefold(), word)
-    return tuple(found.values())
-
-
 def _simplify(text: str) -> str:
     """Text with single spaces, without apostrophes, "please" and closing punctuation: "what is it"."""
     text = re.sub(r"(?<=\w)['\u2018\u2019]s (?=(?:colou?r|status|state|position|location)\b)", " ", text, flags=re.I)
@@ -587,14 +579,19 @@ class Rules:
             return replace(form, problem=f"the question {text[:80]!r} has no word")
         if len(ids) >= limit:  # an answer has one token at least
             return replace(form, problem=f"the question has {len(ids)} tokens; {too_long}")
-        unknown = distinct_words(word for token, word in zip(tokens, typed) if token == UNKNOWN_TOKEN)
+        unknown = tuple(dict.fromkeys(word for token, word in zip(tokens, typed) if token == UNKNOWN_TOKEN))
         if unknown and not any(token.isalnum() for token in tokens):
             problem = f"the model knows no word of the question {text[:80]!r}"
             return replace(form, unknown_words=unknown, problem=problem)
         known = tokens if taught is None else taught
         untaught = (word for token, word in zip(tokens, typed) if is_content_word(token) and token not in known)
-        question = replace(form, input_ids=tuple(ids), unknown_words=unknown, untaught_words=distinct_words(untaught))
-        question = replace(question, refusal=self._refusal(tokens, typed, taught))
+        question = replace(
+            form,
+            input_ids=tuple(ids),
+            unknown_words=unknown,
+            untaught_words=tuple(dict.fromkeys(untaught)),
+            refusal=self._refusal(tokens, typed, taught),
+        )
         if form.is_yes_no or any_kind or not self.kinds:
             return question
         if kind := self.answer_kind(" ".join(tokens)):

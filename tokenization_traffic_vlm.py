@@ -56,10 +56,7 @@ _SPELLING = [
     (r"'ve" + _END, " have"),
     (r"(?<=\bi)'m" + _END, " am"),
     (r"(?<=[\p{L}\p{M}])\((?=e?s\))|(?<=[\p{L}\p{M}]\(s|[\p{L}\p{M}]\(es)\)", ""),  # vehicle(s), bus(es)
-    (
-        r"[\u00ad\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff]",
-        "",
-    ),  # invisible: joiners, direction marks, variation selectors
+    (r"[\u00ad\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff]", ""),  # joiners, direction marks, variation selectors
     (r"km ?/ ?h" + _END + "|" + _START + "kmp?h" + _END, "kph"),
     (r"!+|\.{2,}", "."),
     ("&", " and "),
@@ -402,9 +399,15 @@ def _rewrites(vocab: Collection[str], added_words: Sequence[str]) -> list[tuple[
     ]
 
 
-def _normalizer(vocab: Collection[str], added_words: Sequence[str]) -> normalizers.Normalizer:
-    """Lower-case the text and rewrite it to words of the vocabulary. A rule without a match costs about 0.1 µs."""
-    return normalizers.Sequence(
+def _backend(vocab: dict[str, int] | None, added_words: Sequence[str]) -> Tokenizer:
+    """The tokenizer of the library `tokenizers` with a vocabulary, as `tokenizer.json` holds it."""
+    expected = SPECIAL_TOKENS + ANSWER_TOKENS
+    vocab = {token: i for i, token in enumerate(expected)} if vocab is None else vocab
+    words = sorted(vocab, key=lambda word: vocab[word])
+    if words[: len(expected)] != expected or [vocab[word] for word in words] != list(range(len(words))):
+        raise ValueError(f"vocab must hold contiguous ids from 0 and begin with {expected}, got {words[:6]}.")
+    backend = Tokenizer(WordLevel(vocab, unk_token="[UNK]"))
+    backend.normalizer = normalizers.Sequence(
         [
             # Before NFKC, which turns some of these apostrophes into a space and an accent.
             normalizers.Replace(Regex(r"[\u2018-\u201b\u02bc\u2032\u00b4\u0060]"), "'"),
@@ -413,19 +416,12 @@ def _normalizer(vocab: Collection[str], added_words: Sequence[str]) -> normalize
             *(normalizers.Replace(Regex(pattern), text) for pattern, text in _rewrites(vocab, added_words)),
         ]
     )
-
-
-def _pre_tokenizer(vocab: dict[str, int]) -> pre_tokenizers.PreTokenizer:
-    """Split normalized text into answer tokens, numbers, words, runs of symbols (an emoji) and punctuation marks."""
+    # Answer tokens, numbers of the vocabulary, other digits, words, runs of symbols (an emoji) and punctuation marks.
     numbers = sorted((word for word in vocab if word.isdecimal() and len(word) > 1), key=len, reverse=True)
     whole_numbers = [rf"(?<!\d)(?:{'|'.join(numbers)})(?!\d)"] if numbers else []
     patterns = [r"\[(?:YES|NO)\]", "'s", *whole_numbers, r"\d", r"[\p{L}\p{M}]+", r"[^\s\p{L}\p{M}\d\p{P}]+", r"\S"]
-    return pre_tokenizers.Split(Regex("|".join(patterns)), behavior="removed", invert=True)
-
-
-def _decoder() -> decoders.Decoder:
-    """Join words by spaces, without a space before punctuation; decode `[YES]` and `[NO]` as "yes" and "no"."""
-    return decoders.Sequence(
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(patterns)), behavior="removed", invert=True)
+    backend.decoder = decoders.Sequence(
         [
             decoders.WordPiece(prefix="##", cleanup=True),  # no word has the prefix; cleanup handles "." "," "?" "'s"
             decoders.Replace(Regex(r"^ (?=[;:])"), ""),
@@ -433,6 +429,14 @@ def _decoder() -> decoders.Decoder:
             decoders.Replace("[NO]", "no"),
         ]
     )
+    backend.post_processor = processors.TemplateProcessing(
+        single="[SOS] $A [EOS]",
+        pair="[SOS] $A $B:1 [EOS]:1",
+        special_tokens=[("[SOS]", vocab["[SOS]"]), ("[EOS]", vocab["[EOS]"])],
+    )
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in ANSWER_TOKENS])
+    return backend
 
 
 class TrafficVLMTokenizer(PreTrainedTokenizerFast):
@@ -444,9 +448,8 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
     Args:
         vocab: word -> id, contiguous; 0 to 5 are `[PAD]`, `[UNK]`, `[SOS]`, `[EOS]`, `[YES]`, `[NO]`. None means these
             six tokens only. Ignored if `tokenizer_file` or `tokenizer_object` is given.
-        bos_token, eos_token, unk_token, pad_token: the special tokens; `[YES]` and `[NO]` are not special.
-        model_max_length: maximum number of tokens of a question with its answer.
         added_words: the words of `vocab` that `with_words` added.
+        kwargs: those of the library; `model_max_length` is the maximum number of tokens of a question with its answer.
 
     Raises:
         ValueError: the vocabulary does not begin with the six tokens, or its ids are not contiguous.
@@ -456,53 +459,14 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
     padding_side = "left"
     _tokenizer: Any  # the backend, which the base class types as None
 
-    def __init__(
-        self,
-        vocab: dict[str, int] | None = None,
-        bos_token: str = "[SOS]",
-        eos_token: str = "[EOS]",
-        unk_token: str = "[UNK]",
-        pad_token: str = "[PAD]",
-        model_max_length: int = 128,
-        clean_up_tokenization_spaces: bool = False,
-        added_words: Sequence[str] = (),
-        **kwargs: Any,
-    ):
+    def __init__(self, vocab: dict[str, int] | None = None, added_words: Sequence[str] = (), **kwargs: Any):
         if kwargs.get("tokenizer_object") is None and kwargs.get("tokenizer_file") is None:
-            self._tokenizer = self._build_backend(vocab, added_words)
+            self._tokenizer = _backend(vocab, added_words)
         if added_words:  # saved in tokenizer_config.json: the library may rebuild the tokenizer from its vocabulary
             kwargs["added_words"] = list(added_words)
         kwargs.pop("dtype", None)  # of the model, which pipelines pass on; a tokenizer could not be saved with it
-        super().__init__(
-            bos_token=bos_token,
-            eos_token=eos_token,
-            unk_token=unk_token,
-            pad_token=pad_token,
-            model_max_length=model_max_length,
-            clean_up_tokenization_spaces=clean_up_tokenization_spaces,
-            **kwargs,
-        )
-
-    @staticmethod
-    def _build_backend(vocab: dict[str, int] | None, added_words: Sequence[str]) -> Tokenizer:
-        expected = SPECIAL_TOKENS + ANSWER_TOKENS
-        vocab = {token: i for i, token in enumerate(expected)} if vocab is None else vocab
-        words = sorted(vocab, key=lambda word: vocab[word])
-        if words[: len(expected)] != expected or [vocab[word] for word in words] != list(range(len(words))):
-            raise ValueError(f"vocab must hold contiguous ids from 0 and begin with {expected}, got {words[:6]}.")
-
-        backend = Tokenizer(WordLevel(vocab, unk_token="[UNK]"))
-        backend.normalizer = _normalizer(vocab, added_words)
-        backend.pre_tokenizer = _pre_tokenizer(vocab)
-        backend.decoder = _decoder()
-        backend.post_processor = processors.TemplateProcessing(
-            single="[SOS] $A [EOS]",
-            pair="[SOS] $A $B:1 [EOS]:1",
-            special_tokens=[("[SOS]", vocab["[SOS]"]), ("[EOS]", vocab["[EOS]"])],
-        )
-        backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
-        backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in ANSWER_TOKENS])
-        return backend
+        tokens = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[SOS]", "eos_token": "[EOS]"}
+        super().__init__(**tokens | {"model_max_length": 128, "clean_up_tokenization_spaces": False} | kwargs)
 
     @property
     def added_words(self) -> list[str]:
@@ -538,7 +502,7 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
             vocab[word] = entry
         copy = deepcopy(self)
         copy.init_kwargs["added_words"] = [*self.added_words, *words]
-        copy._tokenizer = self._build_backend(vocab, copy.added_words)
+        copy._tokenizer = _backend(vocab, copy.added_words)
         for word in words:
             if copy.tokenize(word) != [word]:
                 raise ValueError(f"{word!r} is split or rewritten by the tokenizer: choose another word")
