@@ -89,7 +89,7 @@ def to_rgb(image: Any) -> Image.Image:
     try:
         if isinstance(image, Image.Image):
             return _convert(image)
-        if isinstance(image, np.ndarray) or hasattr(image, "detach"):
+        if isinstance(image, np.ndarray) or hasattr(image, "is_floating_point"):
             return _convert(_array_to_image(image))
         with _open(image) as opened:
             return _convert(opened)
@@ -179,7 +179,7 @@ def _to_srgb(image: Image.Image, content: bytes) -> Image.Image:
 
 
 def _array_to_image(array: Any) -> Image.Image:
-    is_tensor = hasattr(array, "detach")
+    is_tensor = hasattr(array, "is_floating_point")
     if is_tensor:
         array = (array.float() if array.is_floating_point() else array).detach().cpu().numpy()  # NumPy has no bfloat16
     if array.ndim not in (2, 3) or array.size == 0:

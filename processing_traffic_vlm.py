@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 from transformers import BatchFeature
-from transformers.image_processing_utils import get_size_dict
-from transformers.processing_utils import ImagesKwargs, ProcessorMixin
+from transformers.processing_utils import ProcessorMixin
 from transformers.utils import PaddingStrategy, logging
 
 from .configuration_traffic_vlm import check_image_size
@@ -36,7 +35,7 @@ SIDES = (224, 640)  # of images that the weights were tried on, in pixels
 ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
 IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
 TEXT_OPTIONS = ("padding", "padding_side", "max_length", "truncation")
-NOT_FOR_PIXELS = {"input_data_format"}  # images are read by `to_rgb`
+IMAGE_OPTIONS = ("do_rescale", "do_normalize")
 IGNORED_OPTIONS = ("add_special_tokens", "sanitize_control_tokens", "verbose")  # the library passes these
 TOKEN_INPUTS = ("input_ids", "attention_mask", "labels", "position_ids", "segment_ids")  # one number for each token
 
@@ -224,8 +223,8 @@ class TrafficVLMProcessor(ProcessorMixin):
                 shows smaller objects. By default that of the image processor.
             options: ``return_tensors`` is "pt", "np", or None for lists ("pt" if packed); ``padding`` is True (if
                 tensors are returned), False or "max_length", to ``max_length`` tokens; ``padding_side``;
-                ``truncation=True`` shortens long questions; the options of the image processor. As in the library,
-                they can stand in ``text_kwargs``, ``images_kwargs`` or ``common_kwargs``.
+                ``truncation=True`` shortens long questions; ``do_rescale`` and ``do_normalize`` of the images. As in
+                the library, they can stand in ``text_kwargs``, ``images_kwargs`` or ``common_kwargs``.
 
         Returns:
             ``pixel_values`` [I,3,H,W] float32 and, all int64,
@@ -270,7 +269,8 @@ class TrafficVLMProcessor(ProcessorMixin):
             data |= self.lay_out(segments, packed, row_tokens, return_tensors=None, **layout)
         return BatchFeature(data, tensor_type=return_tensors)
 
-    def _read_options(self, options: dict[str, Any]) -> tuple[str | None, dict[str, Any], dict[str, Any]]:
+    @staticmethod
+    def _read_options(options: dict[str, Any]) -> tuple[str | None, dict[str, Any], dict[str, Any]]:
         """(`return_tensors`, options of the text, options of the image processor).
 
         Raises:
@@ -280,8 +280,7 @@ class TrafficVLMProcessor(ProcessorMixin):
             options = options | (options.pop(group, None) or {})
         return_tensors = options.pop("return_tensors", None)
         texts = {name: options.pop(name) for name in TEXT_OPTIONS if name in options}
-        of_images = getattr(self.image_processor, "valid_kwargs", ImagesKwargs).__annotations__.keys() - NOT_FOR_PIXELS
-        pixels = {name: options.pop(name) for name in of_images if name in options}
+        pixels = {name: options.pop(name) for name in IMAGE_OPTIONS if name in options}
         for name, value in options.items():
             if value and name not in IGNORED_OPTIONS:
                 raise TypeError(f"unexpected keyword argument `{name}`")
@@ -295,31 +294,27 @@ class TrafficVLMProcessor(ProcessorMixin):
         return_tensors: str | None = "pt",
         **options: Any,
     ) -> Any:
-        """Pixels [I,3,H,W] of one image or a list, or of the `region` of each; `options` of the image processor.
+        """Pixels [I,3,H,W] of one image or a list, or of the `region` of each; `options` are `IMAGE_OPTIONS`.
 
         Raises:
             TypeError, ValueError: an image that cannot be read, a region outside of it, or no possible size.
         """
+        height, width = self.image_processor.size["height"], self.image_processor.size["width"]
         if image_size is not None:
             height, width = check_image_size(image_size)
             if not (SIDES[0] <= min(height, width) and max(height, width) <= SIDES[1]):
                 limits = f"{SIDES[0]}..{SIDES[1]} pixels"
                 logger.warning_once(f"image_size {height} × {width} is beyond {limits}, where the weights were tried.")
-            options["size"] = {"height": height, "width": width}
         pictures = [to_rgb(image) for image in list_images(images)]
         if region is not None:
             pictures = [Region.of(region).crop(picture) for picture in pictures]
         # Resize here instead of in the image processor: this is twice as fast for a large image, and the pixels are
         # the same with and without torchvision.
-        size = get_size_dict(options.get("size") or self.image_processor.size)
-        resample = options.get("resample", self.image_processor.resample)
-        if options.get("do_resize", self.image_processor.do_resize) and {"height", "width"} <= set(size):
-            pictures = [picture.resize((size["width"], size["height"]), resample) for picture in pictures]
+        pictures = [picture.resize((width, height), self.image_processor.resample) for picture in pictures]
         # Set explicitly: the library would mistake an image of 1 or 3 rows for one with channels first. With this
         # option and torchvision, transformers 5.17 moves the channels of PIL images twice, but not those of arrays.
-        options["input_data_format"] = "channels_last"
-        arrays = [np.array(picture) for picture in pictures]
-        return self.image_processor(arrays, return_tensors=return_tensors, **options)["pixel_values"]
+        options |= {"do_resize": False, "input_data_format": "channels_last", "return_tensors": return_tensors}
+        return self.image_processor([np.array(picture) for picture in pictures], **options)["pixel_values"]
 
     def text(
         self,

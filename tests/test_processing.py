@@ -197,8 +197,7 @@ def test_options_of_the_image_processor(processor):
 
     for options in ({"do_normalize": False}, {"images_kwargs": {"do_normalize": False}}):
         assert pixels(**options).min() >= 0
-    assert pixels(size={"height": 32, "width": 48}).shape == (1, 3, 32, 48)
-    assert pixels(do_resize=False).shape == (1, 3, 30, 40)
+    assert pixels(image_size=(32, 64)).shape == (1, 3, 32, 64)
 
 
 # --- bad input ---

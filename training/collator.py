@@ -93,10 +93,7 @@ class TrafficCollator:
             raise ValueError("no image of this batch has a question or a scene to ask about")
         # Batches of one size: cuDNN plans the convolutions anew for each number of images.
         images = [replace(item) for item in islice(cycle(images), len(rows))]
-        options = {}
-        if self.sizes:
-            side = self.rng.choices([*self.sizes], [*self.sizes.values()])[0]
-            options["size"] = {"height": side, "width": side}
+        side = self.rng.choices([*self.sizes], [*self.sizes.values()])[0] if self.sizes else None
         batch = self.processor(
             images=[item.image for item in images],
             text=[[question.text for question in item.questions] for item in images],
@@ -106,8 +103,8 @@ class TrafficCollator:
             on_unknown="raise",
             do_rescale=False,
             do_normalize=False,
+            image_size=side,
             return_tensors="pt",
-            **options,
         )
         spans = iter([tuple(span) for span in batch.pop("question_spans").tolist()])
         del batch["question_ends"]  # the model needs them only for scoring
