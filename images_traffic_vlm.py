@@ -52,13 +52,14 @@ class Region(NamedTuple):
         """
         try:
             region = cls(*map(float, value.split(",") if isinstance(value, str) else value))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"a region is x, y, width and height as fractions, got {value!r:.80}") from error
-        left, top, width, height = region
-        # A little above 1 is rounding.
-        if not (min(left, top) >= 0 and min(width, height) > 0 and max(left + width, top + height) <= 1 + 1e-6):
-            text = ",".join(f"{number:g}" for number in region)
-            raise ValueError(f"region {text}: x, y, width and height are fractions, and x + width and y + height <= 1")
+            left, top, width, height = region
+            # A little above 1 is rounding.
+            is_part = min(left, top) >= 0 and min(width, height) > 0 and max(left + width, top + height) <= 1 + 1e-6
+        except (TypeError, ValueError):
+            is_part = False
+        if not is_part:
+            limits = "x, y, width and height are fractions, and x + width and y + height <= 1"
+            raise ValueError(f"region {value!r:.80}: {limits}")
         return region
 
     def box(self, size: tuple[int, int]) -> tuple[int, int, int, int]:

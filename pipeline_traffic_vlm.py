@@ -1,10 +1,5 @@
 """The pipeline that answers: images and questions in, answers out.
 
-    vqa = pipeline("visual-question-answering", model=folder, trust_remote_code=True)
-    vqa("scene.jpg", ["Is there a pedestrian?", "What color is the traffic light?"])
-    # [{"question": "Is there a pedestrian?", "answer": "yes", "score": 0.94, "p_yes": 0.94},
-    #  {"question": "What color is the traffic light?", "answer": "red", "score": 0.99, "p_yes": None}]
-
     images ── opened and resized in threads, while the previous batch is answered ── encoded once ─┐
     questions ── read once each: form, words, problem ─────────────────────────────────────────────┤
         ┌──────────────────────────────────────────────────────────────────────────────────────────┘
@@ -121,10 +116,8 @@ class TrafficVLMPipeline(Pipeline):
         min_score: float | None = None,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         if thresholds is not None and not hasattr(thresholds, "for_question"):
-            try:
-                thresholds = float(thresholds)
-            except (TypeError, ValueError):
-                raise TypeError(f"thresholds must be a number or loaded thresholds, got {thresholds!r:.80}") from None
+            if not isinstance(thresholds, int | float):
+                raise TypeError(f"thresholds must be a number or loaded thresholds, got {thresholds!r:.80}")
             if not 0 <= thresholds <= 1:
                 raise ValueError(f"thresholds must be in 0..1, got {thresholds}")
         preprocess = {
@@ -158,10 +151,9 @@ class TrafficVLMPipeline(Pipeline):
         Returns:
             for one image a list with a dictionary for each question; for several images a list of these lists, for
             an iterator a generator of them. The keys are "question"; "answer", None if there is none; "score", the
-            probability of the answer: for words the geometric mean of their probabilities; "p_yes", calibrated P(yes)
-            of yes/no questions, else None; "not_sure" of these, with loaded thresholds; "unknown_words" and
-            "untaught_words", if there are any; "problem", why a question was not answered. The problem of one question
-            does not affect the others.
+            probability of the answer, for words the geometric mean; "p_yes", calibrated P(yes) of yes/no questions,
+            else None; "not_sure" of these, with loaded thresholds; "unknown_words", "untaught_words" and "problem",
+            why a question was not answered, if there are any. A problem does not affect the other questions.
 
         Raises:
             ValueError, TypeError: an unknown option; no image, or one that cannot be read; no question; lists that do
@@ -192,10 +184,8 @@ class TrafficVLMPipeline(Pipeline):
             raise ValueError("no image was given: the list is empty")
         has_lists = isinstance(question, list | tuple) and any(isinstance(row, list | tuple) for row in question)
         if has_lists and len(question) != len(images):
-            raise ValueError(
-                f"{len(question)} lists of questions for {len(images)} images: give one list for each image, or one "
-                "flat list of questions for all"
-            )
+            given = f"{len(question)} lists of questions for {len(images)} images"
+            raise ValueError(f"{given}: give one list for each image, or one flat list for all")
         return list(batches(zip(images, question if has_lists else [question] * len(images))))
 
     def _ask(self, image: Any, question: Any, answer_untaught: bool) -> Asked:
@@ -353,6 +343,9 @@ class TrafficVLMPipeline(Pipeline):
             encoded = self._encode(rows)
             scores = self._score(encoded, scored) if scored else []
             words = self._generate(encoded, in_words) if in_words else []
+        for (_, question, _), p in zip(scored + in_words, [p for p, _ in scores] + [p for _, p in words]):
+            if not math.isfinite(p):
+                raise FloatingPointError(f"the model answers {question.text!r:.80} with a probability of {p}")
         for (_, question, found), (p, margin) in zip(scored, scores):
             if question.is_yes_no:
                 found |= question.yes_or_no(p, find_threshold(question.asked))
@@ -373,86 +366,62 @@ class TrafficVLMPipeline(Pipeline):
 
     def _encode(self, rows: Sequence[Asked]) -> Any:
         """The images of all rows, encoded together."""
-        pixels = [row.pixels for row in rows if row.pixels is not None]
-        new = self.model.encode_images(torch.cat(pixels).to(self.device)) if pixels else ()
-        if len(pixels) == len(rows):
-            return new
-        encoded = iter(new)
-        parts = [row.image if row.pixels is None else next(encoded) for row in rows]
+        if all(row.pixels is not None for row in rows):
+            return self.model.encode_images(torch.cat([row.pixels for row in rows]).to(self.device))
+        parts = [self.model.encode_images(row.pixels.to(self.device)) if row.image is None else row.image for row in rows]
         return parts[0] if len(parts) == 1 else type(parts[0]).join(parts)
 
     def _score(self, encoded: Any, asked: Sequence[Item]) -> list[tuple[float, float]]:
-        """(P(yes), l_yes - l_no) of each question, from one packed pass.
-
-        Raises:
-            FloatingPointError: a logit is NaN or infinite.
-        """
+        """(P(yes), l_yes - l_no) of each question, from one packed pass."""
         prompts: list[list[Any]] = [[] for _ in range(len(encoded))]
         for image, question, _ in asked:
             prompts[image].append((question.input_ids, ()))
         logits, _ = self.model.question_logits(**self.processor.lay_out(prompts), encoded_images=encoded)  # [Q,V]
         yes, no = self.text_config.yes_token_id, self.text_config.no_token_id
         margins = (logits[:, yes].float() - logits[:, no].float()).tolist()
-        for (_, question, _), margin in zip(asked, margins):
-            if not math.isfinite(margin):
-                raise FloatingPointError(f"the model answers {question.text!r:.80} with l_yes - l_no = {margin}")
         return list(zip(self.model.yes_probability(logits, encoded.image_size).tolist(), margins))
 
     def _generate(self, encoded: Any, asked: Sequence[Item]) -> list[tuple[str, float]]:
         """(greedy answer in words, geometric mean of the probabilities of its words and its end) of each question.
 
         The probability of a whole sentence is always near 0.
-
-        Raises:
-            FloatingPointError: a logit is NaN or infinite.
         """
         limit = self.text_config.max_position_embeddings  # of a question with its answer
         new_tokens = self.model.generation_config.max_new_tokens
-        # A long question is asked alone: it leaves less room, and would cut the answers to the others.
-        is_long = any(len(question.input_ids) > limit - new_tokens for _, question, _ in asked)
-        answers: list[tuple[str, float]] = []
-        for group in [[item] for item in asked] if is_long else [asked]:
-            images, questions, _ = zip(*group)
-            prompts = self.processor.lay_out([[(question.input_ids, ())] for question in questions], packed=False)
-            length = prompts["input_ids"].shape[1]
-            output = self.model.generate(
-                **prompts.to(self.device),
-                encoded_images=encoded,
-                image_index=torch.tensor(images, device=self.device),
-                prefix_allowed_tokens_fn=self._find_next_tokens(questions, length),
-                max_new_tokens=min(new_tokens, limit - length),
-                do_sample=False,
-                num_beams=1,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
-            tokens = output.sequences[:, length:]  # [N,T]
-            log_p = torch.stack(output.logits, 1).float().log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
-            is_word = tokens != self.text_config.pad_token_id  # padding follows the end
-            scores = (log_p.masked_fill(~is_word, 0.0).sum(-1) / is_word.sum(-1)).exp().tolist()
-            texts = self.processor.batch_decode(tokens, skip_special_tokens=True)
-            for question, score in zip(questions, scores):
-                if not math.isfinite(score):
-                    raise FloatingPointError(f"the model answers {question.text!r} with a probability of {score}")
-            answers += zip(texts, scores)
-        return answers
+        images, questions, _ = zip(*asked)
+        if len(asked) > 1 and max(len(question.input_ids) for question in questions) > limit - new_tokens:
+            # A long question leaves less room, and would cut the answers to the others: each is asked alone.
+            return [answer for item in asked for answer in self._generate(encoded, [item])]
+        prompts = self.processor.lay_out([[(question.input_ids, ())] for question in questions], packed=False)
+        length = prompts["input_ids"].shape[1]
+        tokenizer, vocabulary = self.processor.tokenizer, self.processor.tokenizer.get_vocab()
+        no_first = {self.text_config.yes_token_id, self.text_config.no_token_id, *self.text_config.suppressed_tokens}
 
-    def _find_next_tokens(self, questions: Sequence[Question], prompt_length: int) -> Callable[..., list[int]]:
-        """A function for `generate()`: the tokens that can follow in the answer to each question."""
-        config, tokenizer = self.text_config, self.processor.tokenizer
-        vocabulary = tokenizer.get_vocab()
-        no_first = {config.yes_token_id, config.no_token_id, *config.suppressed_tokens}
-
-        def find(row: int, ids: torch.Tensor) -> list[int]:
-            words = tokenizer.convert_ids_to_tokens(ids[prompt_length:].tolist())
+        def find_next(row: int, ids: torch.Tensor) -> list[int]:
+            words = tokenizer.convert_ids_to_tokens(ids[length:].tolist())
             return questions[row].next_ids(words, vocabulary, no_first)
 
-        return find
+        output = self.model.generate(
+            **prompts.to(self.device),
+            encoded_images=encoded,
+            image_index=torch.tensor(images, device=self.device),
+            prefix_allowed_tokens_fn=find_next,
+            max_new_tokens=min(new_tokens, limit - length),
+            do_sample=False,
+            num_beams=1,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        tokens = output.sequences[:, length:]  # [N,T]
+        log_p = torch.stack(output.logits, 1).float().log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+        is_word = tokens != self.text_config.pad_token_id  # padding follows the end
+        scores = (log_p.masked_fill(~is_word, 0.0).sum(-1) / is_word.sum(-1)).exp().tolist()
+        return list(zip(self.processor.batch_decode(tokens, skip_special_tokens=True), scores))
 
 
 # The library reads the task of a folder from config.json; for a model in memory it needs a registered task. It has
 # removed its own task of this name, and newer releases refuse the name before they look it up.
 getattr(transformers.pipelines, "REMOVED_TASKS", {}).pop(TASK, None)
 if TASK not in PIPELINE_REGISTRY.supported_tasks:
-    auto_class = transformers.AutoModelForImageTextToText
-    PIPELINE_REGISTRY.register_pipeline(TASK, TrafficVLMPipeline, auto_class, type="multimodal")
+    model_class = transformers.AutoModelForImageTextToText
+    PIPELINE_REGISTRY.register_pipeline(TASK, TrafficVLMPipeline, model_class, type="multimodal")

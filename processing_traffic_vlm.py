@@ -83,12 +83,6 @@ def list_texts(texts: Any, name: str, limit: int) -> list[list[str]]:
     return rows
 
 
-def name_words(words: Sequence[str]) -> str:
-    """The first ten words for a message, and the number of the others."""
-    more = f" and {len(words) - 10:,} more" if len(words) > 10 else ""
-    return ", ".join(f"{word!r:.40}" for word in words[:10]) + more
-
-
 def fill_rows(questions: Sequence[tuple[int, int]], width: int, reorder: bool = False) -> list[list[int]]:
     """Rows of indices of questions (image, tokens): each about one image, of at most `width` tokens or one question.
 
@@ -257,10 +251,8 @@ class TrafficVLMProcessor(ProcessorMixin):
             rows = list_texts(text, "text", limit)
             answers = None if suffix is None else list_texts(suffix, "suffix", limit)
             if images is not None and len(rows) != len(data["pixel_values"]):
-                raise ValueError(
-                    f"`text` is about {len(rows)} images, but `images` holds {len(data['pixel_values'])}. Several "
-                    "questions about one image are a nested list: text=[[question, question, ...]]"
-                )
+                given = f"`text` is about {len(rows)} images, but `images` holds {len(data['pixel_values'])}"
+                raise ValueError(f"{given}. Questions about one image are a nested list: text=[[question, question]]")
             if answers is not None and [*map(len, rows)] != [*map(len, answers)]:
                 got = f"{[*map(len, rows)]!s:.40} questions and {[*map(len, answers)]!s:.40} answers per image"
                 raise ValueError(f"`suffix` must have the shape of `text`, got {got}")
@@ -350,10 +342,9 @@ class TrafficVLMProcessor(ProcessorMixin):
         for index, (prompt, end) in enumerate(zip(prompts, ends)):
             over = len(prompt) + len(end) - limit
             if over > 0 and not (is_shortened and over < len(prompt) - 2):
-                raise ValueError(
-                    f"question {index} has {len(prompt)} tokens and {len(end)} of its answer, at most {limit} are "
-                    f"allowed: {typed[index][:80]!r}... (truncation=True shortens the question)"
-                )
+                sizes = f"{len(prompt)} tokens and {len(end)} of its answer, at most {limit} are allowed"
+                question = f"{typed[index][:80]!r}... (truncation=True shortens the question)"
+                raise ValueError(f"question {index} has {sizes}: {question}")
             if over > 0:
                 del prompt[-1 - over : -1]  # the last words, before "?"
         segments = iter(zip(prompts, ends))
@@ -416,16 +407,16 @@ class TrafficVLMProcessor(ProcessorMixin):
 
     def _report_words(self, texts: list[str], on_unknown: str, is_taught: bool) -> None:
         """Warn of unknown and untaught words of texts, or raise `ValueError`."""
-        messages = []
-        if unknown := self.unknown_words(texts):
-            reading = "" if on_unknown == "raise" else f"; the model reads them as {self.tokenizer.unk_token}"
-            messages.append(f"words that are not in the vocabulary: {name_words(unknown)}{reading}")
-        if not is_taught and (untaught := self.untaught_words(texts)):  # with answers, words are being taught
-            messages.append(f"words that the model was not taught, or not reliably: {name_words(untaught)}")
-        for message in messages:
-            if on_unknown == "raise":
+        reports = {"are not in the vocabulary": self.unknown_words(texts)}
+        if not is_taught:  # with answers, words are being taught
+            reports["the model was not taught, or not reliably"] = self.untaught_words(texts)
+        for meaning, words in reports.items():
+            names = ", ".join(f"{word!r:.40}" for word in words[:10])
+            message = f"words that {meaning}: {names}{f' and {len(words) - 10:,} more' if len(words) > 10 else ''}"
+            if words and on_unknown == "raise":
                 raise ValueError(message)
-            warnings.warn(message, UserWarning, stacklevel=4)  # at the line that called the processor
+            if words:
+                warnings.warn(message, UserWarning, stacklevel=4)  # at the line that called the processor
 
     def unknown_words(self, text: str | Sequence[str]) -> list[str]:
         """The words of a text or texts that are not in the vocabulary, as typed, each once, in order of appearance."""
@@ -450,16 +441,9 @@ class TrafficVLMProcessor(ProcessorMixin):
         return None if self.taught is None else frozenset(self.taught)
 
     def apply_chat_template(self, conversation: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in the library; also tokenizes messages whose content is a string, with every version of transformers.
-
-        Warns once if there are other messages than the last one of the user, because they are not read.
-        """
+        """As in the library; also tokenizes messages whose content is a string, with every version of transformers."""
         is_batch = bool(conversation) and isinstance(conversation[0], list | tuple)
         conversations = conversation if is_batch else [conversation]
-        if any(len(messages) > 1 for messages in conversations):
-            logger.warning_once(
-                "Only the last user message is read: earlier turns, answers and system messages are not."
-            )
         # transformers 5.5 looks for images and expects each content to be a list of blocks.
         blocks = [[_as_blocks(message) for message in messages] for messages in conversations]
         return super().apply_chat_template(blocks if is_batch else blocks[0], *args, **kwargs)
@@ -472,8 +456,6 @@ class TrafficVLMProcessor(ProcessorMixin):
         A prompt without an answer ends in "? ", including the space before an answer. The ``image-text-to-text``
         pipeline removes the prompt from the start of the full text, and so gets "yes", not " yes".
         """
-        if len(generated_outputs) and np.ndim(generated_outputs[0]) == 0:  # one row of ids [L]
-            generated_outputs = [generated_outputs]
         texts = self.tokenizer.batch_decode(generated_outputs, skip_special_tokens=skip_special_tokens, **kwargs)
         return [f"{text} " if text.endswith("?") else text for text in texts]
 

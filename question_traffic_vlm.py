@@ -17,7 +17,6 @@ import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -410,16 +409,9 @@ class Question:
         """The question, whose refusal is its problem unless `answer_untaught`."""
         return self if answer_untaught or self.problem else replace(self, problem=self.refusal)
 
-    def item(
-        self,
-        answer: str | None = None,
-        score: float | None = None,
-        p_yes: float | None = None,
-        problem: str | None = None,
-        **more: Any,
-    ) -> dict[str, Any]:
+    def item(self, problem: str | None = None, **found: Any) -> dict[str, Any]:
         """The item that the pipeline returns: an answer or a problem, and unknown and untaught words."""
-        item = {"question": self.text, "answer": answer, "score": score, "p_yes": p_yes, **more}
+        item = {"question": self.text, "answer": None, "score": None, "p_yes": None, **found}
         notes = {"unknown_words": self.unknown_words, "untaught_words": self.untaught_words}
         item |= {name: list(words) for name, words in notes.items() if words}
         return item | ({"problem": problem} if problem else {})
@@ -501,7 +493,6 @@ class Rules:
         """The nouns that a model can be asked about, in the singular; `taught`: its words, None if not known."""
         return [noun for noun in self.nouns if taught is None or all(word in taught for word in noun.split())]
 
-    @lru_cache(maxsize=4096)  # noqa: B019  the same questions are usually asked about many images
     def form(self, text: str) -> Question:
         """A question with its form, not yet tokenized."""
         plain = text.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be tokenized
@@ -596,13 +587,11 @@ class Rules:
             return question
         if kind := self.answer_kind(" ".join(tokens)):
             return replace(question, kind=kind)
-        more = f". Unknown words: {', '.join(unknown)}" if unknown else ""
-        return replace(
-            question,
-            problem="the model was not taught questions like this one. In words it answers questions about colors, "
-            "numbers, sides, lights, signs, objects, weather, time of day, road and traffic; it also answers yes/no "
-            f"questions{more}",
+        problem = (
+            "the model was not taught questions like this one. In words it answers questions about colors, numbers, "
+            "sides, lights, signs, objects, weather, time of day, road and traffic; it also answers yes/no questions"
         )
+        return replace(question, problem=problem + (f". Unknown words: {', '.join(unknown)}" if unknown else ""))
 
     def _refusal(self, tokens: Sequence[str], typed: Sequence[str], taught: Collection[str] | None) -> str | None:
         """Why the answer to a question would be a guess; None if all that it asks for is known and taught."""

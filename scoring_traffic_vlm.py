@@ -164,19 +164,17 @@ def attention_maps(
     encoded_images: EncodedImages | None = None,
     image_index: torch.Tensor | None = None,
     encoder_attention_mask: torch.Tensor | None = None,
-    layers: list[int] | None = None,
-    heads: list[int] | None = None,
 ) -> torch.Tensor:
     """Cross-attention maps [B,L,h,w] in float32, of the image tokens, for each token of text; 0 at padding.
 
-    A map sums to 1, or to less if the vision tower has tokens of objects or a class token, which are left out.
+    They are means over all layers and heads. A map sums to 1, or to less if the vision tower has tokens of objects or
+    a class token, which are left out.
 
     Args:
         input_ids ... encoder_attention_mask: as of `question_logits`; `question_ends` has no effect.
-        layers, heads: indices of the layers and query heads to average over; all by default, and for an empty list.
 
     Raises:
-        ValueError: no image. IndexError: a layer or head that does not exist.
+        ValueError: no image.
     """
     images = model.model.choose_images(pixel_values, encoded_images, encoder_attention_mask)
     if images is None:
@@ -188,9 +186,8 @@ def attention_maps(
     text = {"attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids}
     with reading_cross_attention(decoder) as read:
         decoder(input_ids=input_ids, **text, encoded_images=images, use_cache=False)
-    chosen = [read[layer] for layer in layers or range(len(read))]
-    maps = [module.attention_weights(states, key, images.attention_mask) for module, states, key in chosen]
-    weights = torch.stack([each[:, heads or slice(None)].mean(1) for each in maps]).mean(0)  # [B,L,P]
+    maps = [module.attention_weights(states, key, images.attention_mask).mean(1) for module, states, key in read]
+    weights = torch.stack(maps).mean(0)  # [B,L,P]
     if attention_mask is not None:
         weights = weights * attention_mask[..., None]
     vision, size = model.config.vision_config, images.image_size

@@ -1,6 +1,5 @@
 """The processor: prompts, packing, labels, pixels, templates, and errors for bad input."""
 
-import sys
 import warnings
 
 import numpy as np
@@ -262,14 +261,10 @@ def test_chat_template(processor, tmp_path):
     assert all(torch.equal(batch[key], both[key]) for key in both)
 
 
-def test_chat_template_reads_the_last_question_and_says_so(processor, monkeypatch):
-    told = []
-    monkeypatch.setattr(sys.modules[type(processor).__module__].logger, "warning_once", told.append)
+def test_chat_template_reads_the_last_question(processor):
     chat = [{"role": role, "content": BUS} for role in ("system", "user", "assistant")]
-    assert processor.apply_chat_template([{"role": "user", "content": CAR}]) == "[SOS] Is there a car ?" and not told
     chat.append({"role": "user", "content": CAR})
     assert processor.apply_chat_template([chat, chat]) == ["[SOS] Is there a car ?"] * 2
-    assert len(told) == 1 and "Only the last user message is read" in told[0]
     assert processor.apply_chat_template(chat, tokenize=True)[0] == processor(text=CAR)["input_ids"][0]
     split = [{"role": "user", "content": [{"type": "text", "text": text} for text in ("Is there", "a car.")]}]
     assert processor.apply_chat_template(split) == "[SOS] Is there a car ?"
@@ -285,4 +280,3 @@ def test_removing_the_prompt_leaves_the_answer(processor):
     for answers, expected in (([[YES, EOS], [red, EOS]], ["yes", "red"]), ([[EOS, 0], [NO, EOS]], ["", "no"])):
         texts = processor.post_process_image_text_to_text(torch.cat([prompts, torch.tensor(answers)], dim=1))
         assert [text.removeprefix(start) for start, text in zip(asked, texts)] == expected
-    assert processor.post_process_image_text_to_text([YES, EOS]) == ["yes"]
