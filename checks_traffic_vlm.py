@@ -139,10 +139,8 @@ def check_prompt_ends(last_ids: torch.Tensor, eos_token_id: int | list[int] | No
     if eos_token_id is None:
         return
     if bool(torch.isin(last_ids, torch.tensor(eos_token_id, device=last_ids.device)).any()):
-        raise ValueError(
-            f"A prompt ends in [EOS] ({eos_token_id}), which the tokenizer adds to a complete text, so no answer can "
-            "follow. Pass questions to the processor, which leaves [EOS] out."
-        )
+        reason = "which the tokenizer adds to a complete text, so no answer can follow"
+        raise ValueError(f"A prompt ends in [EOS] ({eos_token_id}), {reason}. The processor leaves [EOS] out.")
 
 
 def check_labels(labels: torch.Tensor, logits: torch.Tensor) -> None:
@@ -175,10 +173,9 @@ def check_pixels(pixel_values: torch.Tensor, shape: tuple[int, int, int], any_si
         return
     low, high = pixel_values.aminmax()  # NaN if a pixel is
     if not bool((low >= -MAX_PIXEL) & (high <= MAX_PIXEL)):
-        raise ValueError(
-            f"pixel_values must be normalized, as the processor returns them, in {-MAX_PIXEL:g}..{MAX_PIXEL:g}, "
-            f"without NaN or infinity; got {float(low):g}..{float(high):g}."
-        )
+        expected = f"normalized, as the processor returns them, in {-MAX_PIXEL:g}..{MAX_PIXEL:g}"
+        got = f"{float(low):g}..{float(high):g}"
+        raise ValueError(f"pixel_values must be {expected}, without NaN or infinity; got {got}.")
 
 
 def check_image_index(image_index: torch.Tensor | None, rows: int, images: int) -> None:

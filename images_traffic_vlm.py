@@ -51,8 +51,7 @@ class Region(NamedTuple):
             ValueError: another value, or the region is empty, or not all of it lies in the image.
         """
         try:
-            region = cls(*map(float, value.split(",") if isinstance(value, str) else value))
-            left, top, width, height = region
+            left, top, width, height = region = cls(*map(float, value.split(",") if isinstance(value, str) else value))
             # A little above 1 is rounding.
             is_part = min(left, top) >= 0 and min(width, height) > 0 and max(left + width, top + height) <= 1 + 1e-6
         except (TypeError, ValueError):

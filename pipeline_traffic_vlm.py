@@ -162,14 +162,13 @@ class TrafficVLMPipeline(Pipeline):
         preprocess, forward, _ = self._sanitize_parameters(**options) if options else ({}, {}, {})
         preprocess = self._preprocess_params | preprocess
         ask = partial(self._ask, answer_untaught=preprocess.pop("answer_untaught", False))
-        prepare = partial(self.preprocess, **preprocess)
+        prepare: Callable[[Asked], Asked] = partial(self.preprocess, **preprocess)
         answer = partial(self.forward, **(self._forward_params | forward))
         batch_size = (self._batch_size or 1) if batch_size is None else batch_size
         threads = (self._num_workers or THREADS) if num_workers is None else num_workers
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size must be a number of images, at least 1, got {batch_size!r}")
-        if not isinstance(threads, int) or threads < 0:
-            raise ValueError(f"num_workers must be a number of threads, got {threads!r}")
+        for name, number, least in (("batch_size", batch_size, 1), ("num_workers", threads, 0)):
+            if not isinstance(number, int) or number < least:
+                raise ValueError(f"{name} must be a whole number, at least {least}, got {number!r}")
         batches = partial(answer_batches, ask, prepare, answer, batch_size, threads or THREADS)
         is_iterator = isinstance(image, Iterator) and not hasattr(image, "read")  # an open file iterates over lines
         # Images come one by one: from a generator, or a dataset of torch or of the library `datasets`.
@@ -184,8 +183,7 @@ class TrafficVLMPipeline(Pipeline):
             raise ValueError("no image was given: the list is empty")
         has_lists = isinstance(question, list | tuple) and any(isinstance(row, list | tuple) for row in question)
         if has_lists and len(question) != len(images):
-            given = f"{len(question)} lists of questions for {len(images)} images"
-            raise ValueError(f"{given}: give one list for each image, or one flat list for all")
+            raise ValueError(f"{len(question)} lists of questions for {len(images)} images: give one for each, or for all")
         return list(batches(zip(images, question if has_lists else [question] * len(images))))
 
     def _ask(self, image: Any, question: Any, answer_untaught: bool) -> Asked:
@@ -366,9 +364,11 @@ class TrafficVLMPipeline(Pipeline):
 
     def _encode(self, rows: Sequence[Asked]) -> Any:
         """The images of all rows, encoded together."""
-        if all(row.pixels is not None for row in rows):
-            return self.model.encode_images(torch.cat([row.pixels for row in rows]).to(self.device))
-        parts = [self.model.encode_images(row.pixels.to(self.device)) if row.image is None else row.image for row in rows]
+        pixels = [row.pixels.to(self.device) for row in rows if row.pixels is not None]
+        if len(pixels) == len(rows):
+            return self.model.encode_images(torch.cat(pixels))
+        new = map(self.model.encode_images, pixels)
+        parts = [row.image if row.pixels is None else next(new) for row in rows]
         return parts[0] if len(parts) == 1 else type(parts[0]).join(parts)
 
     def _score(self, encoded: Any, asked: Sequence[Item]) -> list[tuple[float, float]]:

@@ -12,8 +12,8 @@ What is special here:
 """
 
 import warnings
-from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -55,9 +55,9 @@ def list_images(images: Any) -> list[Any]:
     if not images:
         raise ValueError("`images` is an empty list; expected at least one image, or None for text only")
     rows = [image if isinstance(image, list | tuple) else [image] for image in images]
-    if wrong := [(number, len(row)) for number, row in enumerate(rows) if len(row) != 1]:
-        number, count = wrong[0]
-        raise ValueError(f"row {number} of `images` holds {count} images; a question is about exactly one image")
+    for number, row in enumerate(rows):
+        if len(row) != 1:
+            raise ValueError(f"row {number} of `images` holds {len(row)} images; a question is about one image")
     return [image for [image] in rows]
 
 
@@ -109,10 +109,8 @@ def fill_rows(questions: Sequence[tuple[int, int]], width: int, reorder: bool = 
 
 def fit_rows(questions: Sequence[tuple[int, int]]) -> list[list[int]]:
     """The rows of `fill_rows` in the width with the fewest tokens in all rows together, padding included."""
-    totals: Counter[int] = Counter()
-    for image, tokens in questions:
-        totals[image] += tokens
-    widths = range(max(tokens for _, tokens in questions), max(totals.values()) + 1, 4)
+    totals = [sum(tokens for _, tokens in group) for _, group in groupby(questions, key=lambda one: one[0])]
+    widths = range(max(tokens for _, tokens in questions), max(totals) + 1, 4)
     filled = [(width, fill_rows(questions, width, reorder=True)) for width in widths]
     return min(filled, key=lambda pair: pair[0] * len(pair[1]))[1]
 
@@ -142,11 +140,13 @@ def place_rows(rows: Sequence[Sequence[Segment]], pad_id: int, width: int, left:
     return data | {"question_ends": [ends + [-1] * (most - len(ends)) for ends in all_ends]}
 
 
-def _as_blocks(message: Any) -> Any:
-    """A chat message with its content as a list of blocks."""
-    if isinstance(message, dict) and isinstance(message.get("content"), str):
-        return {**message, "content": [{"type": "text", "text": message["content"]}]}
-    return message
+def _as_blocks(chat: Any) -> Any:
+    """A message, or nested lists of messages, with each content as a list of blocks."""
+    if isinstance(chat, list | tuple):
+        return [_as_blocks(one) for one in chat]
+    if isinstance(chat, dict) and isinstance(chat.get("content"), str):
+        return {**chat, "content": [{"type": "text", "text": chat["content"]}]}
+    return chat
 
 
 class TrafficVLMProcessor(ProcessorMixin):
@@ -239,8 +239,6 @@ class TrafficVLMProcessor(ProcessorMixin):
         """
         if text is None and (images is None or suffix is not None):
             raise ValueError("`text` is None: expected questions, or `images` alone")
-        if row_tokens != "fit" and (not isinstance(row_tokens, int) or row_tokens < 1):
-            raise ValueError(f'row_tokens must be a positive integer or "fit", got {row_tokens!r}')
         return_tensors, layout, pixels = self._read_options(options)
         return_tensors = return_tensors or ("pt" if packed else None)
         data: dict[str, Any] = {}
@@ -399,8 +397,8 @@ class TrafficVLMProcessor(ProcessorMixin):
         """The prompt, `[SOS] words ?`, of a question as `question_words` returns it. Nothing is checked."""
         words = self.tokenizer.encode_words([question], return_offsets_mapping=True)
         ids = self._prompt(words["input_ids"][0])
-        typed = list(words_at(question, words["offset_mapping"][0]))
-        return Prompt(ids, self.tokenizer.convert_ids_to_tokens(ids), typed)
+        typed = words_at(question, words["offset_mapping"][0])
+        return Prompt(ids, self.tokenizer.convert_ids_to_tokens(ids), list(typed))
 
     def _prompt(self, words: list[int]) -> list[int]:
         return [self.tokenizer.bos_token_id, *words, self.tokenizer.convert_tokens_to_ids("?")]
@@ -442,11 +440,8 @@ class TrafficVLMProcessor(ProcessorMixin):
 
     def apply_chat_template(self, conversation: Any, *args: Any, **kwargs: Any) -> Any:
         """As in the library; also tokenizes messages whose content is a string, with every version of transformers."""
-        is_batch = bool(conversation) and isinstance(conversation[0], list | tuple)
-        conversations = conversation if is_batch else [conversation]
         # transformers 5.5 looks for images and expects each content to be a list of blocks.
-        blocks = [[_as_blocks(message) for message in messages] for messages in conversations]
-        return super().apply_chat_template(blocks if is_batch else blocks[0], *args, **kwargs)
+        return super().apply_chat_template(_as_blocks(conversation), *args, **kwargs)
 
     def post_process_image_text_to_text(
         self, generated_outputs: Any, skip_special_tokens: bool = True, **kwargs: Any

@@ -17,6 +17,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -79,6 +80,7 @@ _LEAD_IN = re.compile(
     rf"|(?:{_AUXILIARY} you |id? (?:(?:want|need|would|like) )*to |let (?:me|us) )?(?:please )?"
     rf"(?:(?:say|tell|answer|know|check|show)(?: (?:me|us|please))*|(?:see|look)(?=(?: \w+)? {_WH})))\b)*\s*"
 )
+_without_lead_in = partial(_LEAD_IN.sub, "", count=1)  # it matches at the start, if only the empty text
 _REQUEST = re.compile(
     rf"(?:find|give)\b|(?:{_AUXILIARY} you )?(?:please )?(?:describe|list|name|count|explain|identify|predict|select"
     r"|choose|determine|estimate|summarize|read|specify|classify|categorize|caption|compare|locate)\b"
@@ -187,10 +189,6 @@ def _count_questions(text: str) -> int:
         is_question = _QUESTION.match(clause) or _SHORT_QUESTION.fullmatch(clause)
         count += not is_relative and is_question is not None
     return count
-
-
-def _without_lead_in(clause: str) -> str:
-    return _LEAD_IN.sub("", clause, count=1)  # it matches at the start, if only the empty text
 
 
 def _asks_yes_no(simple: str) -> bool:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 from .cache_traffic_vlm import EncodedImages
 from .checks_traffic_vlm import check_image_index, check_prompt_ends, check_text, count_positions, padding_mask
@@ -140,7 +139,7 @@ def reading_cross_attention(decoder: Any) -> Iterator[list[tuple[Any, torch.Tens
     inputs: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
     caller = threading.get_ident()
 
-    def record(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+    def record(module: torch.nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         if threading.get_ident() == caller:  # hooks also run in forward passes of other threads
             inputs.append((module, args[0], kwargs["key"]))
 

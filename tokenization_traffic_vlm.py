@@ -368,13 +368,6 @@ _WHOLE_WORDS |= {str(number): word for number, word in enumerate(_NUMBERS) if wo
 _WHOLE_WORDS |= {str(10 * number): word for number, word in enumerate(_TENS, start=2)}
 
 
-def plural_of(word: str) -> str:
-    """The regular plural of a word: boxes, lorries, cars."""
-    if re.search(r"(?:s|x|z|ch|sh)$", word):
-        return word + "es"
-    return word[:-1] + "ies" if re.search(r"[^aeiou]y$", word) else word + "s"
-
-
 _MARK = "\u034f"  # an invisible combining mark
 
 
@@ -386,7 +379,10 @@ def _rewrites(vocab: Collection[str], added_words: Sequence[str]) -> list[tuple[
     """
     own = []
     for word in added_words:
-        forms = word if (plural := plural_of(word)) in vocab else f"{word}|{plural}"
+        plural = word + ("es" if re.search(r"(?:s|x|z|ch|sh)$", word) else "s")  # boxes, cars
+        if re.search(r"[^aeiou]y$", word):
+            plural = word[:-1] + "ies"
+        forms = word if plural in vocab else f"{word}|{plural}"
         own.append((f"{_START}(?:{forms}){_END}", word + _MARK))
     return [
         *_SIGNS,
