@@ -183,7 +183,7 @@ class TrafficVLMPipeline(Pipeline):
             raise ValueError("no image was given: the list is empty")
         has_lists = isinstance(question, list | tuple) and any(isinstance(row, list | tuple) for row in question)
         if has_lists and len(question) != len(images):
-            raise ValueError(f"{len(question)} lists of questions for {len(images)} images: give one for each, or for all")
+            raise ValueError(f"{len(question)} lists of questions for {len(images)} images: give one for each image")
         return list(batches(zip(images, question if has_lists else [question] * len(images))))
 
     def _ask(self, image: Any, question: Any, answer_untaught: bool) -> Asked:
