@@ -83,17 +83,12 @@ def test_a_new_head_expects_no_object_and_its_tokens_are_as_large_as_those_of_pa
     assert seen.centers[:, :2].sigmoid().mean() < 0.02 and seen.centers[:, 2:4].exp().mean().item() < 0.1
     counts, patches = (part.square().mean().sqrt() for part in (seen[0][:, :2], seen[0][:, 2:]))
     assert 0.3 < counts / patches < 3
-    none = torch.full((1, 6, 8, 8), -9.0)
-    nine = none.clone()
-    nine[:, :2, 1::3, 1::3] = 9.0
-    looks = torch.randn(2, 1, 12, 4, 4)
-    of_none, of_nine, of_others = (
-        tower.objects(none, looks[0]),
-        tower.objects(nine, looks[0]),
-        tower.objects(nine, looks[1]),
-    )
-    assert (of_nine - of_none).square().mean().sqrt() / patches > 0.5  # number and look are as visible
-    assert (of_others - of_nine).square().mean().sqrt() / patches > 0.2
+    heat, looks = torch.full((1, 6, 8, 8), -9.0), torch.randn(2, 1, 12, 4, 4)
+    none = tower.objects(heat, looks[0])
+    heat[:, :2, 1::3, 1::3] = 9.0
+    nine, others = (tower.objects(heat, look) for look in looks)
+    assert (nine - none).square().mean().sqrt() / patches > 0.5  # number and look are as visible
+    assert (others - nine).square().mean().sqrt() / patches > 0.2
 
 
 def test_places_are_pixels_of_the_image(vqa, picture, centers):

@@ -70,7 +70,7 @@ def test_truncation_keeps_the_question_mark_and_the_answer(processor):
 def test_unknown_words_are_named_once_as_typed(processor):
     text = ["Is there a Zyxgarf, or a QUUXO?", "Is the zyxgarf red?"]
     assert processor.unknown_words(text) == ["Zyxgarf", "QUUXO", "zyxgarf"]
-    assert processor.unknown_words(CAR) == processor.unknown_words([]) == []
+    assert processor.unknown_words(CAR) == processor.unknown_words([]) == processor.untaught_words([]) == []
     with pytest.warns(UserWarning, match="'Zyxgarf', 'QUUXO', 'zyxgarf'") as caught:
         ids = processor(text=text, return_tensors="pt")["input_ids"]
     assert len(caught) == 1 and caught[0].filename == __file__

@@ -49,13 +49,6 @@ def test_text_is_between_sos_and_eos():
     assert TOKENIZER.convert_ids_to_tokens(pair) == ["[SOS]", "is", "it", "red", "?", "[NO]", "[EOS]"]
 
 
-def test_batches_are_padded_on_the_left():
-    batch = TOKENIZER(["Is there a car?", "yes"], padding=True)
-    assert set(batch) == {"input_ids", "attention_mask"}
-    assert batch["input_ids"][1] == [0, 0, 0, 0, 2, 4, 3]
-    assert batch["attention_mask"][1] == [0, 0, 0, 0, 1, 1, 1]
-
-
 @pytest.mark.parametrize(
     ("text", "ids"),
     [("yes", [4]), ("Yes", [4]), ("NO", [5]), ("[YES]", [4]), ("'no'", [5]), ("nope", [5]), ("yes no", [4, 5])],
@@ -118,7 +111,6 @@ def test_unknown_words_are_listed_as_written():
     text = "Is the Balloon\U0001f642 next to the lorry a balloon or a Zeppelin?"
     assert TOKENIZER.unknown_words(text) == ["Balloon", "\U0001f642", "balloon", "Zeppelin"]
     assert TOKENIZER.unknown_words(["Is there a car?", "Where are their positions?"]) == ["positions"]
-    assert TOKENIZER.unknown_words([]) == []
 
 
 PIECES = st.sampled_from([*SPECIAL_IDS, RESERVED_TOKENS[0], "[pad]", "[ PAD ]", "car", " ", "[", "]", "'s", "\u200b"])
@@ -134,13 +126,6 @@ def test_any_text_has_valid_ids_and_lists_its_unknown_words(text):
     unknown = TOKENIZER.unknown_words(text)
     assert bool(unknown) == (1 in ids)
     assert "" not in unknown and all(word in text for word in unknown)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.sampled_from([word for word in sorted(WORDS) if not word.startswith("'")]), max_size=20))
-def test_encoding_of_decoded_text_is_stable(words):
-    again = TOKENIZER.encode(TOKENIZER.decode(TOKENIZER.encode(" ".join(words)), skip_special_tokens=True))
-    assert TOKENIZER.encode(TOKENIZER.decode(again, skip_special_tokens=True)) == again
 
 
 # --- the word list ---
