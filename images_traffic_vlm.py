@@ -211,17 +211,6 @@ def _to_uint8(array: np.ndarray) -> np.ndarray:
         ranges = f"0..1 (up to {UNIT}) or 0..255 (the maximum above {BYTE})"
         raise ValueError(f"{array.dtype} pixels must be in {ranges}, not normalized, got {low:g}..{high:g}")
     elif low < 0 or high > 255:
-        black, white = own_range(array)
-    return scale_pixels(array, black, white)
-
-
-def own_range(array: np.ndarray) -> tuple[float, float]:
-    """The lowest pixel, to become black, and the highest, to become white, with a warning."""
-    warnings.warn(f"{array.dtype} pixels are scaled from their own range to black and white", stacklevel=1)
-    low, high = float(array.min()), float(array.max())
-    return low, max(high, low + 1)
-
-
-def scale_pixels(array: np.ndarray, black: float, white: float) -> np.ndarray:
-    """Pixels uint8 of any numbers, scaled so that black is 0 and white 255."""
+        warnings.warn(f"{array.dtype} pixels are scaled from their own range to black and white", stacklevel=1)
+        black, white = low, max(high, low + 1)
     return np.rint((array.astype(np.float64) - black) * (255 / (white - black))).clip(0, 255).astype(np.uint8)
