@@ -76,8 +76,8 @@ def test_a_license_is_not_guessed_and_a_hand_written_card_is_kept(tmp_path):
 @pytest.mark.parametrize(
     ("name", "old", "new", "message"),
     [
-        ("tokenizer.json", None, "", "has no tokenizer.json"),
-        ("README.md", CARD, "# Mine", "README.md: the metadata have no license"),
+        ("README.md", None, "", "README.md: there is no model card with a license"),
+        ("README.md", CARD, "# Mine", "README.md: there is no model card with a license"),
         pytest.param(
             *("config.json", '"num_hidden_layers": 2', '"num_hidden_layers": 3'),
             "does not load in a new process: .*model.safetensors does not fit config.json: missing_keys .*layers.2",

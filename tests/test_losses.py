@@ -12,7 +12,7 @@ from tiny import tiny_model
 from traffic_vlm.data.questions import Question
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.training.auxiliary import agreement, grounding
-from traffic_vlm.training.auxiliary.grounding import box_patches, object_patches, word_patches
+from traffic_vlm.training.auxiliary.grounding import box_patches, named_patches, object_patches
 from traffic_vlm.training.auxiliary.losses import ForwardPass, recording
 
 
@@ -93,19 +93,19 @@ def test_patches_of_a_word_do_not_depend_on_the_answer():
         # Words that limit a noun come after it, except for colors.
         Question("Is there a red car?", "yes", "color", "car", "color/car/any/red", (red.box,)): one,
         Question("Is there a blue car?", "no", "color", "car", "color/car/any/blue"): both,
-        Question("Is there a bus?", "no", "presence", "bus", "presence/bus"): None,
-        Question("Is it raining?", "no", "weather", "weather", "weather/weather/is/rainy"): None,
+        Question("Is there a bus?", "no", "presence", "bus", "presence/bus"): [],
+        Question("Is it raining?", "no", "weather", "weather", "weather/weather/is/rainy"): [],
     }
-    found = word_patches([*expected], scene, object_patches(scene, GRID))
-    found = [(index, name, [*patches.nonzero()[0]]) for index, name, patches in found]
-    assert found == [(index, "car", patches) for index, patches in enumerate(expected.values()) if patches]
+    covered = object_patches(scene, GRID)
+    found = {question: [*named_patches(question, scene, covered).nonzero()[0]] for question in expected}
+    assert found == expected
 
 
 def test_patches_of_a_word_are_those_of_the_mask_not_of_its_box():
     coverage = tuple(tuple(float(i == j) for j in range(4)) for i in range(4))  # a diagonal, whose box is the image
     scene = Scene(40, 40, (SceneObject("road", (0, 0, 40, 40), coverage=coverage, is_instance=False),))
     question = Question("Is there a road?", "yes", "presence", "road", "presence/road", ((0, 0, 40, 40),))
-    [(_, _, found)] = word_patches([question], scene, object_patches(scene, GRID))
+    found = named_patches(question, scene, object_patches(scene, GRID))
     assert (found.reshape(GRID) == np.eye(4, dtype=bool)).all()
 
 

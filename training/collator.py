@@ -49,7 +49,7 @@ class TrafficCollator:
 
     A batch holds what the processor returns for packed questions with their answers (pixels stay uint8, to be
     normalized on the device: a quarter of the bytes between processes and devices), and `targets`: {name: tensors} of
-    the auxiliary losses. With one row per image in place of packed ones, 30 % of the tokens would be padding.
+    the auxiliary losses.
 
     Args:
         processor: a `TrafficVLMProcessor`.
@@ -58,12 +58,11 @@ class TrafficCollator:
         seed: seed of all random choices, together with the seed of the worker.
         targets: of the auxiliary losses, by name; see `auxiliary/losses.py`.
         sizes: sides of the images in pixels, with weights; one is drawn for each batch. Empty: that of the processor.
-        balancers: balance yes and no for each question type and class over all rows that a worker collates, within
-            each source: otherwise the style of a source with many cars would be evidence for a yes.
 
-    A row without `scene` (hand-written questions) is never mirrored or cropped, as its answers could change. Rows
-    without any possible question are left out; others of the batch are repeated in their place. If no row of a batch
-    is left, questions are asked that are not balanced.
+    Yes and no are balanced for each question type and class over all rows that a worker collates, within each source:
+    otherwise the style of a source with many cars would be evidence for a yes. A row without `scene` (hand-written
+    questions) is never mirrored or cropped, as its answers could change. Others of the batch are repeated in place of
+    rows without any possible question. If no row is left, questions are asked that are not balanced.
     """
 
     processor: Any
@@ -71,9 +70,14 @@ class TrafficCollator:
     seed: int = 0
     targets: Mapping[str, Target] = field(default_factory=dict)
     sizes: Mapping[int, float] = field(default_factory=dict)
-    epoch: int = field(default=0, repr=False)
-    rng: random.Random | None = field(default=None, repr=False)
-    balancers: defaultdict[str, Balancer] = field(default_factory=lambda: defaultdict(Balancer), repr=False)
+
+    def __post_init__(self) -> None:
+        self.start_epoch(0)
+
+    def start_epoch(self, epoch: int) -> None:
+        """Reset random numbers and balancers, so that an epoch does not depend on the epochs before it."""
+        self.epoch, self.rng = epoch, None
+        self.balancers: defaultdict[str, Balancer] = defaultdict(Balancer)
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The batch of rows, see the class. A ValueError if no row has a possible question."""
@@ -111,11 +115,6 @@ class TrafficCollator:
         for item in images:
             item.spans = list(islice(spans, len(item.questions)))
         return self.add_targets(images, dict(batch))
-
-    def start_epoch(self, epoch: int) -> None:
-        """Reset random numbers and balancers, so that an epoch does not depend on the epochs before it."""
-        self.epoch, self.rng = epoch, None
-        self.balancers.clear()
 
     def augmented(self, row: Mapping[str, Any]) -> Prepared:
         """An augmented image of a row of `Drawing`, without questions."""

@@ -13,7 +13,7 @@ from ..common.loading import load_weights
 from ..configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig, height_and_width
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from ..processing_traffic_vlm import TrafficVLMProcessor
-from ..vision_traffic_vlm import TrafficVLMVisionModel
+from ..vision_traffic_vlm import TrafficVLMBatchNorm2d, TrafficVLMVisionModel
 from .options import TrainOptions
 from .words import AskedWords
 
@@ -21,11 +21,32 @@ from .words import AskedWords
 NEW_SCORE = 0.3  # from which objects of a new center head are reported; evaluate.py tells better ones
 
 
+class TowerModel(nn.Module):
+    """A vision tower with its training head, to train without a decoder. Its output is that of the tower.
+
+    Batch normalization uses its stored statistics, also in training: those of a batch differ between sizes.
+    """
+
+    def __init__(self, tower: Any, training_head: nn.ModuleDict):
+        super().__init__()
+        self.tower, self.training_head = tower, training_head
+
+    def train(self, mode: bool = True) -> "TowerModel":
+        super().train(mode)
+        for module in self.tower.modules():
+            if isinstance(module, TrafficVLMBatchNorm2d):
+                module.eval()
+        return self
+
+    def forward(self, pixel_values: torch.Tensor) -> Any:
+        return self.tower(pixel_values)
+
+
 def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any]:
     """The model to train, in float32, frozen as the options say, and its processor.
 
-    A full model has a `training_head`: counts of the words asked, and the query head for the presence loss, which
-    balances `num_sources` sources separately. Without questions, the model is a `TowerModel`.
+    Without questions, the model is a `TowerModel`. Its `training_head` has the counts of the words asked, and for the
+    presence loss the query head and a balance within each of `num_sources` sources.
     """
     model, base = build_model(options), options.model_name_or_path
     tower = model.model.vision_tower
@@ -39,25 +60,33 @@ def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any
             fields, _ = BaseImageProcessor.get_image_processor_dict(options.vision_tower)
             for name in {"image_mean", "image_std"} & fields.keys():
                 setattr(processor.image_processor, name, fields[name])
+    freeze(tower, options)
+    head = nn.ModuleDict()
+    if "presence" in options.loss_weights():  # a training without auxiliary losses loads none of their code
+        from .auxiliary.presence import PresenceLoss, QueryHead, load_training_head
+
+        trained = options.vision_tower or base
+        loaded = load_training_head(trained) if trained else None
+        head.update({"head": loaded or QueryHead(tower.config.hidden_size), "loss": PresenceLoss(num_sources)})
+    if not options.questions_per_image:
+        return TowerModel(tower, head), processor
+    head["words"] = AskedWords(model.config.get_text_config())
+    model.training_head = head
+    return model, processor
+
+
+def freeze(tower: Any, options: TrainOptions) -> None:
+    """Freeze the tower, or its first convolutions, as the options say.
+
+    What follows the maps and patches of a frozen tower is still trained: by the answers, or without by centers.
+    """
     if options.freeze_vision:
         tower.requires_grad_(False)
-        # What follows the maps and patches is still trained: by the answers, or without questions by centers.
         for name in ("pool", "objects") if options.questions_per_image else ("center_head",):
             getattr(tower, name, nn.Identity()).requires_grad_(True)
     if options.freeze_blocks:
         tower.convolutions.stem.requires_grad_(False)
         tower.convolutions.blocks[: options.freeze_blocks].requires_grad_(False)
-    weights, trained = options.loss_weights(), options.vision_tower or base
-    model.training_head = nn.ModuleDict({"words": AskedWords(model.config.get_text_config())})
-    if "presence" in weights:  # a training without auxiliary losses loads none of their code
-        from .auxiliary.presence import PresenceLoss, QueryHead, load_training_head
-        from .auxiliary.tower import TowerModel
-
-        head = (load_training_head(trained) if trained else None) or QueryHead(tower.config.hidden_size)
-        if not options.questions_per_image:
-            return TowerModel(tower, head, num_sources, weights), processor
-        model.training_head.update({"head": head, "loss": PresenceLoss(num_sources)})
-    return model, processor
 
 
 def build_model(options: TrainOptions) -> Any:

@@ -20,9 +20,8 @@ from ..common.files import ROOT, atomic_write_text
 
 
 MARK = "<!-- Written by scripts/train.py, which overwrites this file as long as this line is in it. -->"
-# Copied to the card of a trained model: from our own card, and from that of the initial weights.
-OWN_FIELDS = ("language", "library_name", "pipeline_tag", "tags")
-LICENSE_FIELDS = ("license", "license_name", "license_link")
+FIELDS = {"language": "en", "library_name": "transformers", "pipeline_tag": "visual-question-answering"}
+LICENSE_FIELDS = ("license", "license_name", "license_link")  # from the card of the initial weights
 CARD = """# {name}
 
 A Traffic VLM: it encodes an image of a traffic scene once and answers many questions about it.
@@ -39,11 +38,10 @@ vqa = pipeline("visual-question-answering", model=folder, trust_remote_code=True
 print(vqa("scene.jpg", ["Is there a pedestrian?", "What color is the traffic light?"]))
 ```
 """
-NEEDED = (
-    *("model.safetensors", "config.json", "generation_config.json", "README.md"),
-    *("tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja"),
+MODEL_FILES = (
+    *("model.safetensors", "config.json", "generation_config.json", "processor_config.json", "tokenizer*.json"),
+    *("chat_template.jinja", "README.md", "LICENSE*", "docs/**/*", "training_head.safetensors"),
 )
-MODEL_FILES = (*NEEDED, "LICENSE*", "docs/**/*", "training_head.safetensors")
 APP_FILES = (
     *("*.py", "*.json", "*.jinja", "model.safetensors", "README.md", "LICENSE*", "docs/*.jpg", "scripts/__init__.py"),
     *(f"{room}/**/*" for room in ("common", "data", "evaluation", "serving")),
@@ -78,13 +76,12 @@ def write_card(folder: Path, base: str | None, datasets: Sequence[str], steps: i
     path, start = folder / "README.md", Path(base or "")
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
-    own, found = read_metadata(ROOT), read_metadata(start) if base else {}
-    metadata = {name: found[name] for name in LICENSE_FIELDS if name in found}
-    metadata = metadata or {"license": "other", "license_name": "not-chosen-yet"}
-    link = start / str(metadata.get("license_link", ""))
+    found = read_metadata(start) if base else {}
+    terms = {name: found[name] for name in LICENSE_FIELDS if name in found}
+    terms = terms or {"license": "other", "license_name": "not-chosen-yet"}
+    link = start / terms.get("license_link", "")
     if link.is_file():
         shutil.copyfile(link, folder / link.name)
-    metadata |= {name: own[name] for name in OWN_FIELDS if name in own}
     text = CARD.format(
         name=folder.resolve().name,
         origin=f"Fine-tuned from `{start.name or 'traffic-vlm'}`" if base else "Trained from scratch",
@@ -92,7 +89,7 @@ def write_card(folder: Path, base: str | None, datasets: Sequence[str], steps: i
         steps=steps,
         verdict=verdict,
     )
-    atomic_write_text(path, f"---\n{ModelCardData(**metadata).to_yaml()}\n---\n\n{MARK}\n\n{text}")
+    atomic_write_text(path, f"---\n{ModelCardData(**FIELDS, **terms).to_yaml()}\n---\n\n{MARK}\n\n{text}")
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
@@ -110,15 +107,13 @@ def publish(
         The URL of the commit; None after a dry run, which uploads nothing.
 
     Raises:
-        ValueError: a file is missing, the folder does not load, or its card has no license.
+        ValueError: the folder does not load, or has no card with a license.
         OSError: an error of the Hub.
     """
-    if missing := [name for name in NEEDED if not (folder / name).is_file()]:
-        raise ValueError(f"{folder} has no {', '.join(missing)}")
     if "license" not in read_metadata(folder):
-        raise ValueError(f"{folder / 'README.md'}: the metadata have no license")
+        raise ValueError(f"{folder / 'README.md'}: there is no model card with a license")
     with tempfile.TemporaryDirectory() as temporary:
-        staged = Path(temporary) / "staged"
+        staged = Path(temporary)
         copy_files(ROOT, ("*_traffic_vlm.py", "LICENSE"), staged)
         copy_files(folder, MODEL_FILES, staged)
         copy_files(folder / "training" / "auxiliary", ["training_head.safetensors"], staged)  # of a clone

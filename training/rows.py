@@ -5,12 +5,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset
 from torch.utils.data import ConcatDataset
 
-from ..common.files import DataError
 from ..data.datasets import SyntheticRows, add_questions, load_rows, select_evenly, source_names, synthetic_rows
-from ..data.near_duplicates import count_repeated, split_rows
+from ..data.near_duplicates import split_rows
 from ..data.scene import SYNTHETIC
 
 
@@ -58,47 +57,37 @@ def own_questions(datasets: Sequence[Any], processor: Any) -> list[tuple[str, st
 
 
 def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> tuple[list[Any], Any, str]:
-    """(train, eval, note): the note counts images that are held back, and near-duplicates across the split.
+    """(train, eval, note): the note says what is held back, or which groups are on both sides; "" if there are none.
 
-    Without `held`, datasets to evaluate on, 10 % of each of `rows` are held back, always the same ones; of rendered
-    scenes, which are endless, others are rendered. `max_images` are evenly spread over the datasets.
+    Without `held`, datasets to evaluate on, 10 % of each of `rows` are held back, always the same ones, with their
+    near-duplicates; of rendered scenes, which are endless, others are rendered. `max_images` are evenly spread over
+    the datasets.
     """
-    note, repeated, seen = "", {}, photographs(rows)
-    if held and seen and photographs(held):
-        train, test = ([one.select_columns(["image", "source"]) for one in some] for some in (seen, photographs(held)))
-        repeated = count_repeated(concatenate_datasets(test), concatenate_datasets(train))
-    elif seen and not held:
+    note, seen = shared_groups_note(rows, held), photographs(rows)
+    if seen and not held:
         stay, held, alike = split_rows(seen, EVAL_FRACTION)
-        repeated = {"folders in which all images look alike": alike} if alike else {}
         parts = iter(stay)
         rows = [one if isinstance(one, SyntheticRows) else next(parts) for one in rows]
-        note = f"{sum(map(len, held))} of {sum(map(len, seen))} images are held back for evaluation. "
-    if repeated:
-        named = ", ".join(f"{name} {count}" for name, count in repeated.items())
-        note += f"{sum(repeated.values())} of {sum(map(len, photographs(held)))} evaluation images are "
-        note += f"near-duplicates of training images ({named}): their figures are too high."
+        note = f"{sum(map(len, held))} of {sum(map(len, seen))} images are held back for evaluation."
+        if alike:
+            note += f" {alike} of them look like all others of their folder: their figures are too high."
     held = held or [SyntheticRows()]
     most, asked = max(1, max_images // len(held)), list[Any]()
     for one in held:
         if isinstance(one, SyntheticRows):
-            asked.append(select_evenly(synthetic_rows(first_seed=1 << 40, num_images=min(max_images, 64)), most))
+            one = synthetic_rows(first_seed=1 << 40, num_images=min(max_images, 64))
+            asked.append(select_evenly(one, most))
         else:
             asked.append(add_questions(select_evenly(one, most)))
-    return rows, ConcatDataset(asked), note.strip()
+    return rows, ConcatDataset(asked), note
 
 
-def check_scenes(folders: Sequence[str], rows: Sequence[Any]) -> None:
-    """Raise a DataError if rows of folders have no scenes or groups, which a tower alone needs."""
-    for folder, dataset in zip(folders, rows):
-        if not {"scene", "group"} <= set(getattr(dataset, "column_names", ())):
-            raise DataError(f"{folder} has no scenes or no groups; make the dataset with make_dataset.py")
-
-
-def shared_groups_note(rows: Sequence[Any], held: Any) -> str:
+def shared_groups_note(rows: Sequence[Any], held: Sequence[Any]) -> str:
     """A sentence on the groups, such as cameras, that are both in `rows` and in `held`; empty if there are none."""
 
-    def names(some: Any) -> set[str]:
-        return {f"{source}: {group}" for source, group in zip(some["source"][:], some["group"][:])}
+    def names(datasets: Sequence[Any]) -> set[str]:
+        grouped = [one for one in photographs(datasets) if "group" in one.column_names]
+        return {f"{source}: {group}" for one in grouped for source, group in zip(one["source"][:], one["group"][:])}
 
-    shared = sorted(set().union(*map(names, rows)) & names(held))
+    shared = sorted(names(rows) & names(held))
     return f"{len(shared)} groups are also in --eval_dataset: its figures are too high. {shared[:5]}" if shared else ""

@@ -1,12 +1,13 @@
-"""The library's Trainer with a stop at NaN and averaged weights; for questions, with auxiliary losses and our metrics.
+"""The library's Trainer with auxiliary losses, averaged weights, a stop at NaN, and our metrics.
 
-batch of `TrafficCollator` → answer loss + auxiliary losses
-evaluation → `quick_metrics`, the same metrics as in `scripts/evaluate.py`
+batch of `TrafficCollator` → loss of the answers + weighted auxiliary losses
+rows to evaluate → table of answers → metrics, the same as in `scripts/evaluate.py`
 """
 
 import json
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from transformers import Trainer, TrainerCallback
 
 from ..common.files import DataError, atomic_write, atomic_write_text
 from ..evaluation.predict import predict
-from ..evaluation.report import quick_metrics
+from ..evaluation.report import answer_metrics, quick_metrics
+from .options import TrainOptions
 
 
 AVERAGE_FILE = "average.safetensors"  # in each checkpoint
@@ -77,17 +79,25 @@ class AverageWeights(TrainerCallback):
             value.copy_(last)
 
 
-class AveragingTrainer(Trainer):
-    """A `Trainer` that stops at NaN, can average weights, and evaluates on rows of a dataset by `figures`.
+class TrafficTrainer(Trainer):
+    """Trains a model of `prepare_model`: on questions, or a tower alone.
 
     It looks for NaN in losses that are logged and weights that are saved: at each step, the CPU would wait for the
     GPU. The error is a FloatingPointError, and the checkpoint is not written.
     """
 
-    def __init__(self, *args: Any, average_decay: float = 0.0, **kwargs: Any):
+    def __init__(self, *args: Any, options: TrainOptions, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.average = AverageWeights(self.model, average_decay)
+        self.average = AverageWeights(self.model, options.average_decay)
         self.add_callback(self.average)
+        self.loss_weights, self.is_tower = options.loss_weights(), not options.questions_per_image
+        # {name: (sum, count) of each pass since the last log}: tensors, as reading one would wait for the GPU.
+        self.seen: defaultdict[str, list[tuple[torch.Tensor, Any]]] = defaultdict(list)
+        self.auxiliary: Any = None
+        if self.loss_weights:  # a training without auxiliary losses loads none of their code
+            from .auxiliary import losses
+
+            self.auxiliary = losses
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """The names of matrices and kernels: biases and the weights of norms do not decay."""
@@ -97,9 +107,57 @@ class AveragingTrainer(Trainer):
         """A sampler that keeps the order of rows, as `Mixture` and `Drawing` draw them at random."""
         return SequentialSampler(self.train_dataset)
 
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The loss of the answers, 0 for a tower, plus the weighted auxiliary losses. The log has the mean of each."""
+        targets, pixels = inputs.pop("targets"), inputs["pixel_values"]
+        # Pixels in 0..255 are normalized as by the processor.
+        options = self.processing_class.image_processor
+        values = torch.tensor([options.image_mean, options.image_std]).to(pixels.device, non_blocking=True)
+        mean, std = values[..., None, None]  # [3,1,1]
+        inputs["pixel_values"] = (pixels * options.rescale_factor - mean) / std
+        if self.is_tower:
+            loss, passed = 0.0, self.auxiliary.ForwardPass(self.accelerator.unwrap_model(model), model(**inputs))
+        else:
+            loss, passed = self.answer_loss(model, inputs, num_items_in_batch)
+        # Without num_items_in_batch the library itself divides by the number of accumulated passes.
+        fraction = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
+        for name, tensors in targets.items():
+            with self.accelerator.autocast():
+                value = self.auxiliary.LOSSES[name](passed, **tensors)
+            self.seen[f"{name}_loss"].append((value.detach(), 1))
+            loss = loss + self.loss_weights[name] * fraction * value
+        return loss
+
+    def answer_loss(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any) -> tuple[torch.Tensor, Any]:
+        """(loss of the answers, its `ForwardPass`); without auxiliary losses, nothing is recorded."""
+        labels, unwrapped = (
+            inputs["labels"],
+            self.accelerator.unwrap_model(model),
+        )  # label smoothing removes the labels
+        unwrapped.training_head["words"](inputs["input_ids"], labels, inputs["segment_ids"])
+        with self.auxiliary.recording(unwrapped) if self.auxiliary else nullcontext() as passed:
+            loss, outputs = super().compute_loss(model, inputs | {"use_cache": False}, True, num_items_in_batch)
+        if passed:
+            passed.logits = outputs.logits
+        # The loss itself will not do for the log: it is multiplied by the number of processes, and smoothed.
+        guess, truth = outputs.logits.detach()[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
+        total = nn.functional.cross_entropy(guess, truth, reduction="sum")
+        self.seen["answer_loss"].append((total, (truth >= 0).sum()))
+        return loss, passed
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        if not math.isfinite(logs.get("loss", 0.0)):
-            raise FloatingPointError(f"the loss is NaN or infinite at step {self.state.global_step}: {ADVICE}")
+        """Log training steps with the means since the last log, and `perplexity`, exp of the answer loss."""
+        if "loss" in logs:
+            if not math.isfinite(logs["loss"]):
+                raise FloatingPointError(f"the loss is NaN or infinite at step {self.state.global_step}: {ADVICE}")
+            pairs = {name: map(sum, zip(*found)) for name, found in self.seen.items()}
+            means = {name: float(total) / max(1, int(count)) for name, (total, count) in pairs.items()}
+            self.seen.clear()
+            if "answer_loss" in means:
+                means["perplexity"] = math.exp(min(means["answer_loss"], 50.0))
+            logs = logs | {name: round(mean, 4) for name, mean in means.items()}
         super().log(logs, *args, **kwargs)
 
     def check_weights(self) -> None:
@@ -118,98 +176,34 @@ class AveragingTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """The `figures` of the evaluation rows, with the prefix `eval_`: of the averaged weights, if there are any.
-
-        A ValueError if the metric that selects the best checkpoint is not among them.
-        """
+        """Metrics of the evaluation rows, by the averaged weights if there are any. The first answers are kept."""
         self.check_weights()
         self.average.swap()
+        answers = self.answers()
+        if self.state.global_step == 0 and self.is_world_process_zero():
+            with atomic_write(Path(self.args.output_dir) / BEFORE_FILE) as temporary:
+                answers.to_parquet(temporary)
+        parts = self.model, self.processing_class, self.eval_dataset, self.args.per_device_eval_batch_size
         with self.accelerator.autocast():
-            figures = self.figures(self.eval_dataset if eval_dataset is None else eval_dataset)
+            known = answer_metrics(answers) if self.is_tower else quick_metrics(*parts, answers)
         self.average.swap()
-        best = (self.args.metric_for_best_model or "").removeprefix("eval_")
-        if best and best not in figures:
-            known = ", ".join(figures) or "none, as they have no question"
-            raise ValueError(f"--metric_for_best_model {best} is not known of the evaluation images: {known}")
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in known.items()}
         self.log(metrics)
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def figures(self, rows: Any) -> dict[str, float]:
-        """Metrics by name."""
-        found: dict[str, float] = self.model.figures(rows)
-        return found
+    def answers(self, sizes: Sequence[int] | None = None) -> pd.DataFrame:
+        """Table of answers about the evaluation rows, in the precision of the training.
 
-
-class TrafficTrainer(AveragingTrainer):
-    """Trains a full model of `prepare_model` on questions, with auxiliary losses of these weights, by name."""
-
-    def __init__(self, *args: Any, loss_weights: Mapping[str, float], **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.loss_weights = loss_weights
-        self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
-        self.recording: Any = nullcontext
-        self.losses: Mapping[str, Any] = {}
-        if loss_weights:  # a training without them loads none of their code
-            from .auxiliary.losses import LOSSES, recording
-
-            self.recording, self.losses = recording, LOSSES
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """The loss of the answers plus the weighted auxiliary losses. Each is also added to the means of the log."""
-        targets, labels = inputs.pop("targets"), inputs["labels"]  # label smoothing removes the labels
-        head: Any = self.model.training_head
-        head["words"](inputs["input_ids"], labels, inputs["segment_ids"])
-        # Pixels in 0..255 are normalized as by the processor.
-        options, pixels = self.processing_class.image_processor, inputs["pixel_values"]
-        values = torch.tensor([options.image_mean, options.image_std]).to(pixels.device, non_blocking=True)
-        mean, std = values[..., None, None]  # [3,1,1]
-        inputs["pixel_values"], inputs["use_cache"] = (pixels * options.rescale_factor - mean) / std, False
-        with self.recording(self.accelerator.unwrap_model(model)) as passed:
-            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        if self.loss_weights:
-            passed.logits = outputs.logits
-        # The loss itself will not do for the log: it is multiplied by the number of processes, and smoothed.
-        guess, truth = outputs.logits.detach()[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
-        self._add("answer_loss", nn.functional.cross_entropy(guess, truth, reduction="sum"), (truth >= 0).sum())
-        # Without num_items_in_batch the library itself divides by the number of accumulated passes.
-        fraction = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
-        for name, tensors in targets.items():
-            with self.accelerator.autocast():
-                value = self.losses[name](passed, **tensors)
-            self._add(f"{name}_loss", value)
-            loss = loss + self.loss_weights[name] * fraction * value
-        return (loss, outputs) if return_outputs else loss
-
-    def _add(self, name: str, value: torch.Tensor, count: torch.Tensor | int = 1) -> None:
-        """Add to a mean of the log. Values stay tensors until then: reading one would wait for the GPU."""
-        total, number = self.sums.get(name, (0.0, 0))
-        self.sums[name] = (total + value.detach(), number + count)
-
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log training steps with the means since the last log, and `perplexity`, exp of the answer loss."""
-        if "loss" in logs:
-            means = {name: float(total) / max(1, int(count)) for name, (total, count) in self.sums.items()}
-            self.sums = {}
-            means["perplexity"] = math.exp(min(means["answer_loss"], 50.0))
-            logs = logs | {name: round(mean, 4) for name, mean in means.items()}
-        super().log(logs, *args, **kwargs)
-
-    def figures(self, rows: Any) -> dict[str, float]:
-        """The `quick_metrics` of rows. Before training, the answers are kept."""
-        answers = self.answers(rows)
-        if self.state.global_step == 0 and self.is_world_process_zero():
-            with atomic_write(Path(self.args.output_dir) / BEFORE_FILE) as temporary:
-                answers.to_parquet(temporary)
-        return quick_metrics(self.model, self.processing_class, rows, self.args.per_device_eval_batch_size, answers)
-
-    def answers(self, rows: Any) -> pd.DataFrame:
-        """Table of `predict` in the precision of the training. The model is in evaluation mode from then on."""
+        `sizes` are sides in pixels, for a tower. The model is in evaluation mode from then on.
+        """
+        parts = self.model.eval(), self.processing_class, self.eval_dataset
         with self.accelerator.autocast():
-            return predict(self.model.eval(), self.processing_class, rows, self.args.per_device_eval_batch_size)
+            if not self.is_tower:
+                return predict(*parts, self.args.per_device_eval_batch_size)
+            from .auxiliary.tower import answer_presence
+
+            return answer_presence(*parts, sizes or [self.model.tower.config.image_size])
 
 
 class StartEpoch(TrainerCallback):

@@ -23,7 +23,6 @@ from ..collator import Prepared
 SPREAD = 0.1  # standard deviation of the heat around a center, of the width and height of its box
 MIN_SIDE = 3 / 224  # of a box, as a fraction of the image: smaller ones are neither learned nor denied
 NEAR = 0.3  # heat down to which the cells around a center are known, if the class is not labeled exhaustively
-SHAPE_WEIGHT = 1.0
 
 
 def center_targets(scene: Scene, classes: Sequence[str], height: int, width: int) -> dict[str, np.ndarray]:
@@ -89,4 +88,4 @@ def loss(
     empty = (1 - is_peak) * (1 - heat) ** 4 * p**2 * nn.functional.logsigmoid(-logits)
     focal = -((found + empty) * weight).sum() / (is_peak * weight).sum().clamp(min=1)
     error = ((centers[:, -4:].float() - shape).abs() * is_center[:, None]).sum() / is_center.sum().clamp(min=1)
-    return focal + SHAPE_WEIGHT * error
+    return focal + error

@@ -6,7 +6,7 @@ A yes or no about a whole image carries little information about location. From 
 learns where to attend; boxes and masks teach it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 
 from ...configuration_traffic_vlm import token_grid
 from ...data.questions import Question
-from ...data.scene import CLASSES, Scene, class_words, is_a, resampling
+from ...data.scene import Scene, class_words, is_a, resampling
 from ...data.truth import MIN_VISIBLE, Box
 from ..collator import Prepared
 
@@ -54,30 +54,22 @@ def object_patches(scene: Scene, grid: tuple[int, int]) -> np.ndarray:
     return covered
 
 
-def word_patches(
-    questions: Sequence[Question], scene: Scene, covered: np.ndarray
-) -> Iterable[tuple[int, str, np.ndarray]]:
-    """For each question about objects in the scene: its index, their category, and bool patches [P] that they cover.
+def named_patches(question: Question, scene: Scene, covered: np.ndarray) -> np.ndarray:
+    """The patches, bool [P], of the objects that a question names, whatever its answer is.
 
-    The answer does not matter: to answer "Is the car on the left?" with no, a model must see the car. The patches are
-    those of all objects of the category, because the noun is read before the words that limit it ("... on the
-    left?"). Only colors come before the noun: "a red car" marks red cars.
+    To answer "Is the car on the left?" with no, a model must see the car. They are those of all objects of the
+    category, because the noun is read before the words that limit it ("... on the left?"). Only colors come before
+    the noun: "a red car" marks red cars.
 
     Args:
         covered: the `object_patches` [N,rows,columns] of the scene.
     """
-    for index, question in enumerate(questions):
-        category = question.category
-        if category not in CLASSES:
-            continue
-        if question.boxes and question.key[2:3] == ("any",):
-            named = box_patches(question.boxes, scene, covered.shape[1:])
-        else:
-            alike = [is_a(item.category, category) and item.visible >= MIN_VISIBLE for item in scene.objects]
-            named = covered[np.array(alike, bool)]
-        patches = named.max(0, initial=0) >= MIN_COVERAGE
-        if patches.any():
-            yield index, category, patches.ravel()
+    if question.boxes and question.key[2:3] == ("any",):
+        named = box_patches(question.boxes, scene, covered.shape[1:])
+    else:
+        alike = [is_a(item.category, question.category) and item.visible >= MIN_VISIBLE for item in scene.objects]
+        named = covered[np.array(alike, bool)]
+    return named.max(0, initial=0).ravel() >= MIN_COVERAGE
 
 
 def targets(
@@ -93,14 +85,16 @@ def targets(
     for item in images:
         if item.truth is None:
             continue
-        scene = item.truth.scene
-        for index, category, covered in word_patches(item.questions, scene, object_patches(scene, grid)):
-            row, start, end = item.spans[index]
-            named = processor.tokenizer.convert_tokens_to_ids(list(class_words(category)))
-            column = next((i for i in range(start, end + 1) if int(batch["input_ids"][row, i]) in named), None)
+        covered = object_patches(item.truth.scene, grid)
+        for question, (row, start, end) in zip(item.questions, item.spans):
+            named = named_patches(question, item.truth.scene, covered)
+            if not named.any():
+                continue
+            nouns = processor.tokenizer.convert_tokens_to_ids(list(class_words(question.category)))
+            column = next((i for i in range(start, end + 1) if int(batch["input_ids"][row, i]) in nouns), None)
             if column is not None:
                 words.append((row, column))
-                patches.append(covered)
+                patches.append(named)
     found = torch.tensor(np.array(patches), dtype=torch.bool).reshape(len(words), grid[0] * grid[1])
     return {"words": torch.tensor(words, dtype=torch.long).reshape(-1, 2), "patches": found}
 

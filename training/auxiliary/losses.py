@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from ...scoring_traffic_vlm import reading_cross_attention
 from ..collator import Target
@@ -51,14 +50,12 @@ class ForwardPass:
     Attributes:
         model: with a `training_head`, see `presence.py`, for the presence loss.
         seen: output of the vision tower.
-        presence: output of the query head.
         logits: [R,L,V].
         cross_attention: for each layer the module, its input states [B,L,C] and the image keys [B,K,P,D].
     """
 
     model: Any
     seen: Any = None
-    presence: Any = None
     logits: Any = None
     cross_attention: list[tuple[Any, torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
@@ -75,11 +72,8 @@ class ForwardPass:
 def recording(model: Any) -> Iterator[ForwardPass]:
     """Record the forward pass of a full model inside the block, but for its logits."""
     found = ForwardPass(model)
-
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        found.seen = output
-
-    handle = model.model.vision_tower.register_forward_hook(keep)
+    keep = partial(setattr, found, "seen")
+    handle = model.model.vision_tower.register_forward_hook(lambda module, inputs, output: keep(output))
     try:
         with reading_cross_attention(model.get_decoder()) as found.cross_attention:
             yield found

@@ -27,7 +27,7 @@ from ...data.formats.scene_labels import CLASS_OF, SCENE_ATTRIBUTE_OF, SCENE_VAL
 from ...data.scene import CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene, classes_of
 from ...data.truth import MIN_VISIBLE, NO_GROUP, THIRDS, AnswerWithBoxes, GroundTruth
 from ..collator import Prepared
-from .grounding import object_patches
+from .grounding import interval_coverage, object_patches
 
 
 REGIONS = ("whole", "left", "center", "right")
@@ -76,7 +76,6 @@ def _questions() -> dict[tuple[str, ...], tuple[int, int]]:
 
 # Yes/no questions that the query head answers: {key: (index of the category, index of the region)}.
 HEAD_QUESTIONS = _questions()
-ASKED = set(HEAD_QUESTIONS.values())
 
 
 def region_targets(truth: GroundTruth) -> np.ndarray:
@@ -84,12 +83,6 @@ def region_targets(truth: GroundTruth) -> np.ndarray:
     scene, region = truth.scene, np.full((len(CATEGORIES), len(REGIONS)), -1, np.int8)
     for key, place in HEAD_QUESTIONS.items():
         region[place] = _to_target(truth.find(key))
-    for field, (attribute, values) in SCENE_ATTRIBUTE_OF.items():  # values that become "other" have no question
-        known = scene.scene_attributes.get(attribute)
-        for value, asked in values.items():
-            place = INDEX[f"{field}: {value}"], 0
-            if place not in ASKED and known not in (None, asked):
-                region[place] = 0
     is_exhaustive = _exhaustive(scene)
     for category, attribute, names in (("traffic light", "state", LIGHTS), ("speed limit sign", "value", LIMITS)):
         if attribute in scene.attributed.get(category, ()) or scene.of(category):
@@ -165,9 +158,9 @@ def targets(
 def loss(passed: Any, region: torch.Tensor, patch: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """The `PresenceLoss` of a model with a training head."""
     head = passed.model.training_head
-    if passed.presence is None:  # a mixture of images has one pass, and the targets of both
-        passed.presence = head["head"](passed.seen.last_hidden_state, patch.shape[2:])
-    found: torch.Tensor = head["loss"](passed.presence, region, patch, source)
+    found: torch.Tensor = head["loss"](
+        head["head"](passed.seen.last_hidden_state, patch.shape[2:]), region, patch, source
+    )
     return found
 
 
@@ -206,9 +199,8 @@ class QueryHead(nn.Module):
 @cache
 def region_weights(rows: int, columns: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Fraction [4,rows·columns] of each patch inside the whole image and its left, center and right third."""
-    edges = torch.arange(columns + 1) / columns * 3
-    thirds = [(edges[1:].clamp(max=n + 1) - edges[:-1].clamp(min=n)).clamp(min=0) for n in range(3)]
-    weights = torch.stack([torch.full((columns,), 3 / columns), *thirds]) * columns / 3
+    left, right = np.array([0, 0, 1, 2]) / 3, np.array([3, 1, 2, 3]) / 3
+    weights = torch.from_numpy(interval_coverage(left, right, columns)).float()
     return weights[:, None].expand(-1, rows, -1).flatten(1).to(device)
 
 
@@ -223,7 +215,7 @@ class PresenceLoss(nn.Module):
 
     counts: torch.Tensor  # of no and of yes, by source; the last row is of all sources
 
-    def __init__(self, num_sources: int = 1) -> None:
+    def __init__(self, num_sources: int = 1):
         super().__init__()
         self.register_buffer("counts", torch.zeros(num_sources + 1, 2, len(CATEGORIES), len(REGIONS)))
 
