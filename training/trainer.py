@@ -132,10 +132,8 @@ class TrafficTrainer(Trainer):
 
     def answer_loss(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any) -> tuple[torch.Tensor, Any]:
         """(loss of the answers, its `ForwardPass`); without auxiliary losses, nothing is recorded."""
-        labels, unwrapped = (
-            inputs["labels"],
-            self.accelerator.unwrap_model(model),
-        )  # label smoothing removes the labels
+        labels = inputs["labels"]  # label smoothing removes them
+        unwrapped = self.accelerator.unwrap_model(model)
         unwrapped.training_head["words"](inputs["input_ids"], labels, inputs["segment_ids"])
         with self.auxiliary.recording(unwrapped) if self.auxiliary else nullcontext() as passed:
             loss, outputs = super().compute_loss(model, inputs | {"use_cache": False}, True, num_items_in_batch)
@@ -183,9 +181,12 @@ class TrafficTrainer(Trainer):
         if self.state.global_step == 0 and self.is_world_process_zero():
             with atomic_write(Path(self.args.output_dir) / BEFORE_FILE) as temporary:
                 answers.to_parquet(temporary)
-        parts = self.model, self.processing_class, self.eval_dataset, self.args.per_device_eval_batch_size
-        with self.accelerator.autocast():
-            known = answer_metrics(answers) if self.is_tower else quick_metrics(*parts, answers)
+        if self.is_tower:
+            known = answer_metrics(answers)
+        else:
+            parts = self.model, self.processing_class, self.eval_dataset, self.args.per_device_eval_batch_size
+            with self.accelerator.autocast():
+                known = quick_metrics(*parts, answers)
         self.average.swap()
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in known.items()}
         self.log(metrics)
