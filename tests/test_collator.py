@@ -103,14 +103,9 @@ def test_rows_are_fitted_to_the_questions_and_the_loss_stays_the_same(processor)
     assert len(collate.read(batch)) == 11 and batch["attention_mask"].float().mean() > 0.8
     del batch["targets"]
     pixels = batch["pixel_values"] = batch["pixel_values"] / 127.5 - 1  # in new light
-    options = {"packed": True, "row_tokens": "fit", "padding_side": "right"}
-    right = processor(images, asked, answers, return_tensors="pt", **options)
-    del right["question_spans"]
-    model, alone = tiny_model(), processor(images, asked, answers, return_tensors="pt")
-    right["pixel_values"] = alone["pixel_values"] = pixels
+    model, alone = tiny_model(), processor(images, asked, answers, return_tensors="pt") | {"pixel_values": pixels}
     with torch.no_grad():
-        expected = model(**alone).loss.item()
-        assert [model(**fitted).loss.item() for fitted in (batch, right)] == pytest.approx([expected] * 2, rel=1e-5)
+        assert model(**batch).loss.item() == pytest.approx(model(**alone).loss.item(), rel=1e-5)
 
 
 def test_hand_written_questions_are_all_drawn_in_time_and_not_mirrored(processor):

@@ -76,7 +76,8 @@ class TrafficCollator:
 
     def start_epoch(self, epoch: int) -> None:
         """Reset random numbers and balancers, so that an epoch does not depend on the epochs before it."""
-        self.epoch, self.rng = epoch, None
+        self.epoch = epoch
+        self.rng: random.Random | None = None  # made by the worker
         self.balancers: defaultdict[str, Balancer] = defaultdict(Balancer)
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -60,7 +60,14 @@ def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any
             fields, _ = BaseImageProcessor.get_image_processor_dict(options.vision_tower)
             for name in {"image_mean", "image_std"} & fields.keys():
                 setattr(processor.image_processor, name, fields[name])
-    freeze(tower, options)
+    if options.freeze_vision:
+        tower.requires_grad_(False)
+        # What follows the maps and patches is still trained: by the answers, or without questions by centers.
+        for name in ("pool", "objects") if options.questions_per_image else ("center_head",):
+            getattr(tower, name, nn.Identity()).requires_grad_(True)
+    if options.freeze_blocks:
+        tower.convolutions.stem.requires_grad_(False)
+        tower.convolutions.blocks[: options.freeze_blocks].requires_grad_(False)
     head = nn.ModuleDict()
     if "presence" in options.loss_weights():  # a training without auxiliary losses loads none of their code
         from .auxiliary.presence import PresenceLoss, QueryHead, load_training_head
@@ -73,20 +80,6 @@ def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any
     head["words"] = AskedWords(model.config.get_text_config())
     model.training_head = head
     return model, processor
-
-
-def freeze(tower: Any, options: TrainOptions) -> None:
-    """Freeze the tower, or its first convolutions, as the options say.
-
-    What follows the maps and patches of a frozen tower is still trained: by the answers, or without by centers.
-    """
-    if options.freeze_vision:
-        tower.requires_grad_(False)
-        for name in ("pool", "objects") if options.questions_per_image else ("center_head",):
-            getattr(tower, name, nn.Identity()).requires_grad_(True)
-    if options.freeze_blocks:
-        tower.convolutions.stem.requires_grad_(False)
-        tower.convolutions.blocks[: options.freeze_blocks].requires_grad_(False)
 
 
 def build_model(options: TrainOptions) -> Any:

@@ -14,14 +14,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, ModelCard, ModelCardData
+from huggingface_hub import CardData, HfApi, ModelCard
 
 from ..common.files import ROOT, atomic_write_text
 
 
 MARK = "<!-- Written by scripts/train.py, which overwrites this file as long as this line is in it. -->"
-FIELDS = {"language": "en", "library_name": "transformers", "pipeline_tag": "visual-question-answering"}
+FIELDS: dict[str, Any] = {
+    "language": "en",
+    "library_name": "transformers",
+    "pipeline_tag": "visual-question-answering",
+    "tags": ["vision-language", "visual-question-answering", "traffic"],
+}
 LICENSE_FIELDS = ("license", "license_name", "license_link")  # from the card of the initial weights
+UNKNOWN_LICENSE: dict[str, Any] = {"license": "other", "license_name": "not-chosen-yet"}
 CARD = """# {name}
 
 A Traffic VLM: it encodes an image of a traffic scene once and answers many questions about it.
@@ -77,8 +83,7 @@ def write_card(folder: Path, base: str | None, datasets: Sequence[str], steps: i
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
     found = read_metadata(start) if base else {}
-    terms = {name: found[name] for name in LICENSE_FIELDS if name in found}
-    terms = terms or {"license": "other", "license_name": "not-chosen-yet"}
+    terms = {name: found[name] for name in LICENSE_FIELDS if name in found} or UNKNOWN_LICENSE
     link = start / terms.get("license_link", "")
     if link.is_file():
         shutil.copyfile(link, folder / link.name)
@@ -89,7 +94,7 @@ def write_card(folder: Path, base: str | None, datasets: Sequence[str], steps: i
         steps=steps,
         verdict=verdict,
     )
-    atomic_write_text(path, f"---\n{ModelCardData(**FIELDS, **terms).to_yaml()}\n---\n\n{MARK}\n\n{text}")
+    atomic_write_text(path, f"---\n{CardData(**FIELDS, **terms).to_yaml()}\n---\n\n{MARK}\n\n{text}")
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:

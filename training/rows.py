@@ -72,13 +72,13 @@ def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> t
         if alike:
             note += f" {alike} of them look like all others of their folder: their figures are too high."
     held = held or [SyntheticRows()]
-    most, asked = max(1, max_images // len(held)), list[Any]()
-    for one in held:
-        if isinstance(one, SyntheticRows):
-            one = synthetic_rows(first_seed=1 << 40, num_images=min(max_images, 64))
-            asked.append(select_evenly(one, most))
-        else:
-            asked.append(add_questions(select_evenly(one, most)))
+    most = max(1, max_images // len(held))
+    asked = [
+        synthetic_rows(first_seed=1 << 40, num_images=min(most, 64))
+        if isinstance(one, SyntheticRows)
+        else add_questions(select_evenly(one, most))
+        for one in held
+    ]
     return rows, ConcatDataset(asked), note
 
 

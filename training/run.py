@@ -51,9 +51,7 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
         own_questions(held, processor)
         own = own_questions(rows, processor)
         processor.own_questions |= any(processor.tokenizer.tokenize(text)[0] not in ANSWER_TOKENS for _, text in own)
-        drawn, eval_rows, note = mix_rows(arguments, options, rows, held)
-    else:
-        drawn, eval_rows, note = draw_rows(arguments, options, rows, held, vision_config.image_size)
+    drawn, eval_rows, note = choose_rows(arguments, options, rows, held, vision_config.image_size)
     if note and arguments.should_log:
         print(note)
 
@@ -91,34 +89,30 @@ def check_arguments(arguments: TrainingArguments, options: TrainOptions) -> None
         raise ValueError(f"start one process for each GPU: torchrun --nproc_per_node {arguments.n_gpu}")
     if arguments.dataloader_persistent_workers:
         raise ValueError("--dataloader_persistent_workers must be false: they would repeat the first epoch")
-    if (
-        options.model_name_or_path
-        and Path(options.model_name_or_path).resolve() == Path(arguments.output_dir).resolve()
-    ):
-        raise ValueError(f"--output_dir {arguments.output_dir} has the weights to start from: choose another folder")
+    base, folder = options.model_name_or_path, arguments.output_dir
+    if base and Path(base).resolve() == Path(folder).resolve():
+        raise ValueError(f"--output_dir {folder} has the weights to start from: choose another folder")
 
 
-def mix_rows(
-    arguments: TrainingArguments, options: TrainOptions, rows: list[Any], held: list[Any]
-) -> tuple[Mixture, Any, str]:
-    """(rows to train on, to evaluate on, note): some of `rows` are held back if `held` is empty."""
-    eval_rows, note = None, ""
-    if arguments.eval_strategy != "no":
-        rows, eval_rows, note = split_for_evaluation(rows, held, options.max_eval_images)
-        arguments.eval_on_start = True  # a baseline for later evaluations
-    return Mixture(rows, options.train_weights, options.images_per_epoch, arguments.seed), eval_rows, note
-
-
-def draw_rows(
+def choose_rows(
     arguments: TrainingArguments, options: TrainOptions, rows: list[Any], held: list[Any], size: int
-) -> tuple[Drawing, Any, str]:
-    """(rows to train a tower on, to evaluate on, note); `size` is the default side of its images in pixels."""
+) -> tuple[Any, Any, str]:
+    """(rows to train on, to evaluate on, note): for questions, some of `rows` are held back if `held` is empty.
+
+    `size` is the default side in pixels of the images of a tower. Its run is one epoch.
+    """
+    if options.questions_per_image:
+        eval_rows, note = None, ""
+        if arguments.eval_strategy != "no":
+            rows, eval_rows, note = split_for_evaluation(rows, held, options.max_eval_images)
+            arguments.eval_on_start = True  # a baseline for later evaluations
+        return Mixture(rows, options.train_weights, options.images_per_epoch, arguments.seed), eval_rows, note
     for folder, dataset in zip([*options.train_dataset, *options.eval_dataset], [*rows, *held]):
         if not {"scene", "group"} <= set(getattr(dataset, "column_names", ())):
             raise DataError(f"{folder} has no scenes or no groups; make the dataset with make_dataset.py")
     pictures = arguments.per_device_train_batch_size
     batches = arguments.world_size * arguments.gradient_accumulation_steps  # of a step
-    if arguments.max_steps <= 0:  # the run is one epoch
+    if arguments.max_steps <= 0:
         images = arguments.num_train_epochs * options.images_per_epoch
         arguments.max_steps = math.ceil(images / (batches * pictures))
     drawing = Drawing(rows, options, size, pictures, arguments.max_steps * batches, arguments.seed)

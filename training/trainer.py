@@ -117,8 +117,9 @@ class TrafficTrainer(Trainer):
         values = torch.tensor([options.image_mean, options.image_std]).to(pixels.device, non_blocking=True)
         mean, std = values[..., None, None]  # [3,1,1]
         inputs["pixel_values"] = (pixels * options.rescale_factor - mean) / std
+        loss: Any = 0.0
         if self.is_tower:
-            loss, passed = 0.0, self.auxiliary.ForwardPass(self.accelerator.unwrap_model(model), model(**inputs))
+            passed = self.auxiliary.ForwardPass(self.accelerator.unwrap_model(model), model(**inputs))
         else:
             loss, passed = self.answer_loss(model, inputs, num_items_in_batch)
         # Without num_items_in_batch the library itself divides by the number of accumulated passes.
@@ -175,7 +176,6 @@ class TrafficTrainer(Trainer):
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Metrics of the evaluation rows, by the averaged weights if there are any. The first answers are kept."""
-        self.check_weights()
         self.average.swap()
         answers = self.answers()
         if self.state.global_step == 0 and self.is_world_process_zero():
