@@ -73,7 +73,7 @@ def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> t
             note += f" {alike} of them look like all others of their folder: their figures are too high."
     held = held or [SyntheticRows()]
     most = max(1, max_images // len(held))
-    asked = [
+    asked: list[Any] = [
         synthetic_rows(first_seed=1 << 40, num_images=min(most, 64))
         if isinstance(one, SyntheticRows)
         else add_questions(select_evenly(one, most))
