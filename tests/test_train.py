@@ -293,6 +293,8 @@ def test_nan_stops_training_before_a_checkpoint_is_written(start, tmp_path, monk
         ("--questions_per_image -1", "--questions_per_image must be at least 0, got -1"),
         ("--questions_per_image 0 --eval_dataset synthetic", "synthetic has no scenes or no groups; make the dataset"),
         ("--dataloader_persistent_workers true", "--dataloader_persistent_workers must be false"),
+        ("--metric_for_best_model loss", "--metric_for_best_model loss is not known of the evaluation images"),
+        ("--sizes 64 96 --size_weights 1", "--size_weights must be one for each of --sizes [64, 96], got [1.0]"),
         ("--config .", "have their own sizes: leave out --config"),
     ],
 )

@@ -71,6 +71,8 @@ class TrainOptions:
         for name, value in vars(self).items():
             if isinstance(value, int | float) and value < 0:
                 raise ValueError(f"--{name} must be at least 0, got {value}")
+        if self.size_weights and len(self.size_weights) != len(self.sizes):
+            raise ValueError(f"--size_weights must be one for each of --sizes {self.sizes}, got {self.size_weights}")
         for side in (*self.sizes, *self.eval_sizes):
             check_image_size(side)
         if bool(self.model_name_or_path) == self.from_scratch:
@@ -83,8 +85,8 @@ class TrainOptions:
 
     @property
     def weighted_sizes(self) -> dict[int, float]:
-        """{side: weight} of `sizes`; by default the weights are equal. A ValueError if they are not one for each."""
-        return dict(zip(self.sizes, self.size_weights or [1.0] * len(self.sizes), strict=True))
+        """{side: weight} of `sizes`; by default the weights are equal."""
+        return dict(zip(self.sizes, self.size_weights or [1.0] * len(self.sizes)))
 
     def loss_weights(self) -> dict[str, float]:
         """Weights of the auxiliary losses that are not 0, by name; a tower alone has those of presence and centers."""

@@ -175,7 +175,10 @@ class TrafficTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Metrics of the evaluation rows, by the averaged weights if there are any. The first answers are kept."""
+        """Metrics of the evaluation rows, by the averaged weights if there are any. The first answers are kept.
+
+        A ValueError if the metric that selects the best checkpoint is not among them: before training, not after it.
+        """
         self.average.swap()
         answers = self.answers()
         if self.state.global_step == 0 and self.is_world_process_zero():
@@ -188,6 +191,11 @@ class TrafficTrainer(Trainer):
             with self.accelerator.autocast():
                 known = quick_metrics(*parts, answers)
         self.average.swap()
+        best = (self.args.metric_for_best_model or "").removeprefix("eval_")
+        if best and best not in known:
+            raise ValueError(
+                f"--metric_for_best_model {best} is not known of the evaluation images: {', '.join(known)}"
+            )
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in known.items()}
         self.log(metrics)
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
