@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,11 +29,12 @@ def decode_text(content: bytes) -> str:
 def atomic_write(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path to write to, and rename it to `path` at the end of the block. Creates missing folders.
 
-    After an error inside the block the temporary file is removed and `path` is unchanged.
+    After an error inside the block the temporary file is removed and `path` is unchanged. Several writers of one file
+    each have their own temporary file; the last one to finish wins.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         yield temporary
         temporary.chmod(FILE_MODE)

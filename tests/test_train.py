@@ -127,6 +127,8 @@ def test_bfloat16_checkpointing_accumulation_and_label_smoothing_train(start, tm
     assert "Whether training made the model better was not measured" in capsys.readouterr().out
     dtypes = [{value.dtype for value in weights(folder).values()} for folder in (tmp_path, tmp_path / "checkpoint-1")]
     assert dtypes == [{torch.bfloat16, torch.int64}, {torch.float32, torch.int64}]
+    modes = {path.stat().st_mode & 0o777 for path in tmp_path.iterdir() if path.suffix in (".json", ".safetensors")}
+    assert len(modes) == 1  # that of files made by `open`
 
 
 # What training starts from
@@ -292,6 +294,7 @@ def test_nan_stops_training_before_a_checkpoint_is_written(start, tmp_path, monk
         ("--image_size 60", "image_size=60"),
         ("--questions_per_image -1", "--questions_per_image must be at least 0, got -1"),
         ("--questions_per_image 0 --eval_dataset synthetic", "synthetic has no scenes or no groups; make the dataset"),
+        ("--average_decay 1", "--average_decay must be below 1, got 1.0"),
         ("--dataloader_persistent_workers true", "--dataloader_persistent_workers must be false"),
         ("--metric_for_best_model loss", "--metric_for_best_model loss is not known of the evaluation images"),
         ("--sizes 64 96 --size_weights 1", "--size_weights must be one for each of --sizes [64, 96], got [1.0]"),

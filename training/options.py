@@ -75,6 +75,8 @@ class TrainOptions:
             raise ValueError(f"--size_weights must be one for each of --sizes {self.sizes}, got {self.size_weights}")
         for side in (*self.sizes, *self.eval_sizes):
             check_image_size(side)
+        if self.average_decay >= 1:
+            raise ValueError(f"--average_decay must be below 1, got {self.average_decay}")
         if bool(self.model_name_or_path) == self.from_scratch:
             raise ValueError(
                 "pass either --model_name_or_path, such as . for the weights of this folder, or --from_scratch true, "

@@ -1,6 +1,8 @@
 """A training run: rows → model → batches → Trainer → verdict → folder."""
 
 import math
+import shutil
+import tempfile
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import torch
 from datasets import concatenate_datasets
 from transformers import TrainingArguments
 
-from ..common.files import DataError
+from ..common.files import DataError, atomic_write
 from ..data.datasets import Mixture
 from ..evaluation.compare import compare
 from ..tokenization_traffic_vlm import ANSWER_TOKENS
@@ -127,16 +129,20 @@ def save_model(trainer: TrafficTrainer, options: TrainOptions, note: str, own: l
         comparison = compare(pd.read_parquet(folder / BEFORE_FILE), trainer.answers())
     verdict = comparison.verdict() if comparison else "Whether training made the model better was not measured."
     head = model._modules.pop("training_head")
-    if "head" in head:
-        from .auxiliary.presence import save_training_head
-
-        save_training_head(head["head"], folder)
     if processor.taught is not None:  # else it is not known what the weights were taught before
         taught = head["words"].taught(processor.tokenizer, chain.from_iterable(own))
         processor.taught = sorted({*processor.taught, *taught})
     model.config.use_cache = True  # the library's Trainer turns it off
-    model.bfloat16().save_pretrained(folder)
-    processor.save_pretrained(folder)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:  # each file of the folder is complete or absent
+        model.bfloat16().save_pretrained(temporary)
+        processor.save_pretrained(temporary)
+        if "head" in head:
+            from .auxiliary.presence import save_training_head
+
+            save_training_head(head["head"], Path(temporary))
+        for path in Path(temporary).iterdir():
+            with atomic_write(folder / path.name) as complete:
+                shutil.move(path, complete)
     story, steps = f"{verdict}\n{note}".strip(), trainer.state.global_step
     write_card(folder, options.model_name_or_path, options.train_dataset, steps, story)
     print(f"{verdict}\nThe model is in {folder}. Ask it:")

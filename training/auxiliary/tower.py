@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ...common.files import atomic_write_text
+from ...common.files import atomic_write, atomic_write_text
+from ...configuration_traffic_vlm import token_grid
 from ...data.scene import parse_scene
 from ...data.truth import GroundTruth
 from ...evaluation import markdown
@@ -38,9 +39,9 @@ def answer_presence(model: Any, processor: Any, rows: Any, sizes: Sequence[int])
 @torch.inference_mode()
 def predict_presence(model: Any, processor: Any, rows: Any, size: int, batch_size: int = 16) -> np.ndarray:
     """P(present) [N,categories,4] in rows at `size` × `size` pixels, by a `TowerModel` in evaluation mode."""
-    device, grid, found = next(model.parameters()).device, model.tower.config.token_grid(size, size), []
+    device, grid, found = next(model.parameters()).device, token_grid(model.tower.config, size, size), []
     for batch in rows.select_columns("image").iter(batch_size):
-        inputs = processor(images=batch["image"], size={"height": size, "width": size}, return_tensors="pt").to(device)
+        inputs = processor(images=batch["image"], image_size=size, return_tensors="pt").to(device)
         regions, _ = model.training_head["head"](model(inputs["pixel_values"]).last_hidden_state, grid)
         found.append(regions.float().sigmoid().cpu().numpy())
     return np.concatenate(found)
@@ -48,7 +49,8 @@ def predict_presence(model: Any, processor: Any, rows: Any, size: int, batch_siz
 
 def write_report(answers: pd.DataFrame, folder: Path) -> None:
     """Write answers.parquet and report.md, with the figures by source, category and size."""
-    answers.to_parquet(folder / "answers.parquet")
+    with atomic_write(folder / "answers.parquet") as temporary:
+        answers.to_parquet(temporary)
     tables = {names: by_group(answers, FIGURES, *names) for names in (("source", "size"), ("category", "size"))}
     text = "\n\n".join(markdown.table(" / ".join(names), rows.to_dict("index")) for names, rows in tables.items())
     atomic_write_text(folder / "report.md", text + "\n")
