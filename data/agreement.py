@@ -47,12 +47,8 @@ def implied_by(question_id: str) -> frozenset[str]:
 
 def implications(question_ids: Sequence[str]) -> list[Pair]:
     """Pairs (i, j) where a yes to question i implies a yes to question j."""
-    return [
-        (i, j)
-        for i, one in enumerate(question_ids)
-        for j, other in enumerate(question_ids)
-        if other in implied_by(one)
-    ]
+    asked = list(enumerate(question_ids))
+    return [(i, j) for i, one in asked for j, other in asked if other in implied_by(one)]
 
 
 def exclusions(question_ids: Sequence[str]) -> list[Pair]:

@@ -202,21 +202,24 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
 
 
 def add_scene_labels(records: Sequence[Record], folder: Path, scene_labels: Path, problems: Problems) -> list[Record]:
-    """Add the scene labels of the folder's own file to its records; images without any are added to `problems`."""
+    """Add the scene labels of the folder's own file to its records; what has no counterpart is a problem."""
     path = scene_labels / f"{folder.resolve().name}.jsonl"
     labels, found = dict(read_scene_labels(path, problems)), []
     for record in records:
         name = _name_with_folder(record, folder)
-        if name in labels:
-            found.append(replace(record, scene=with_scene_labels(record.scene, labels[name])))
+        if entry := labels.pop(name, None):
+            record = replace(record, scene=with_scene_labels(record.scene, entry))
         else:
             problems.add("image without scene labels", record.image, f"{path} has no line for {name}")
-            found.append(record)
+        found.append(record)
+    if labels:
+        message = f"has {len(labels)} images that this split has not, such as {next(iter(labels))}"
+        problems.add("scene labels without image", path, message, expected=True, count=len(labels))
     return found
 
 
 def add_vehicle_colors(records: Sequence[Record], folder: Path, path: Path, problems: Problems) -> list[Record]:
-    """Add the colors of vehicles to the records of a source; labels without a box are added to `problems`."""
+    """Add the colors of vehicles to the records of a source; labels without an image or a box are problems."""
     found = {_name_with_folder(record, folder): record for record in records}
     for where, label in read_vehicle_colors(path, problems):
         if record := found.get(label.image):
@@ -224,6 +227,8 @@ def add_vehicle_colors(records: Sequence[Record], folder: Path, path: Path, prob
                 found[label.image] = replace(record, scene=with_vehicle_color(record.scene, label))
             except ValueError as error:
                 problems.add("vehicle color without box", where, str(error))
+        elif label.image.startswith(f"{folder.resolve().name}/"):
+            problems.add("vehicle color without image", where, f"{label.image} is not of this split", expected=True)
     return list(found.values())
 
 
@@ -392,7 +397,6 @@ class Mixture(torch.utils.data.Dataset):
         sources: the datasets.
         weights: of each dataset, any positive numbers; by default the number of its rows.
         images_per_epoch: the number of images between two checkpoints; by default the number of all rows.
-        seed: seed of the draw.
 
     Raises:
         ValueError: there is no dataset, one is empty, or the weights are not one positive number for each.

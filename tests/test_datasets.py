@@ -240,12 +240,13 @@ def test_rows_have_the_camera_or_near_duplicates_as_their_group_and_a_split_may_
 def test_scene_labels_add_what_boxes_do_not_tell(mine, tmp_path):
     line = {"weather": "rain", "time_of_day": "day", "road": "wet", "traffic": "busy", "place": "parking"}
     line |= {"view": "roadside", "present": ["truck", "car"], "unsure": ["bus"]}
-    entries = [{"image": f"mine/train/{i}.png"} | line for i in range(2)]
+    entries = [{"image": f"mine/train/{i}.png"} | line for i in (0, 1, 99)]
     path, options = tmp_path / "labels" / "mine.jsonl", {"scene_labels": tmp_path / "labels"}
     path.parent.mkdir()
     path.write_text("\n".join(map(json.dumps, entries)))
     report = make(tmp_path / "out", source=[mapped(mine)], **options)
     assert report["skipped"]["image without scene labels"] == 1 and report["images"] == 3
+    assert report["left_out"]["scene labels without image"] == 1
     scene = Scene.from_json(load(tmp_path / "out")[0]["scene"])
     assert scene.scene_attributes == {
         **{"weather": "rainy", "time of day": "day", "view": "other"},
@@ -271,13 +272,14 @@ def test_colors_of_vehicles_are_those_of_their_boxes(mine, tmp_path):
     label = {"image": f"mine/{scene.image_id}", "class": "car", "color": "red"}
     label |= {"box": [left / x, top / y, (right - left) / x, (bottom - top) / y]}
     changes = [{}, {"color": "pink"}, {"class": "tree"}, {"box": [0, 0, 0.01, 0.01]}, {"class": "bus"}]
-    changes += [{"image": "yours/train/0.png"}]
+    changes += [{"image": "yours/train/0.png"}, {"image": "mine/train/99.png"}]
     path = tmp_path / "colors.jsonl"
     path.write_text("\n".join([json.dumps(label | change) for change in changes] + ["[]", "{"]))
     report = make(tmp_path / "out", source=[mapped(mine)], vehicle_colors=path)
     assert report["images"] == made["images"]
     colors = {name: count for name, count in report["skipped"].items() if "vehicle color" in name}
     assert colors == {"bad vehicle color": 4, "vehicle color without box": 2}
+    assert report["left_out"]["vehicle color without image"] == 1
     named = [one for one in Scene.from_json(load(tmp_path / "out")[0]["scene"]).objects if one.is_largest]
     assert named == [replace(item, attributes=item.attributes | {"color": "red"}, is_largest=True)]
     path.write_text(json.dumps(label | {"color": "mixed"}))
