@@ -255,15 +255,19 @@ class AnnotatedVideo:
         path: a file of a type that holds H.264, such as .mp4 or .mkv.
 
     Raises:
-        OSError, ValueError: the file cannot be written. `add` and `close` raise an OSError, too.
+        DataError: the file cannot be written, or its type does not hold H.264. `add` and `close` raise an OSError.
     """
 
     def __init__(self, path: Path):
-        path.open("wb").close()  # FFmpeg would report a missing folder only after the first frame
-        self.container = av.open(f"file:{path}", "w")
+        options = {"preset": "veryfast", "crf": "23"}
+        try:
+            self.container = av.open(f"file:{path}", "w")
+            self.stream = self.container.add_stream("libx264", rate=25, options=options)  # a hint: frames have times
+            path.open("wb").close()  # FFmpeg would report a missing folder only after the first frame
+        except (OSError, ValueError) as error:
+            raise DataError(f"--video {path}: {error}") from error
         self.size: tuple[int, int] | None = None  # of the first frame, and so of all
-        self.stream: Any = None  # opened with the first frame, whose size it needs
-        self.last = -1  # time stamp of the last frame
+        self.last = -1  # time stamp of the last frame; negative before the first one
 
     def add(self, seconds: float, picture: Image.Image, lines: Sequence[str]) -> None:
         """Write an RGB frame, with lines of text below it."""
@@ -271,9 +275,7 @@ class AnnotatedVideo:
             scale = min(1.0, MAX_SIDE / max(picture.size))
             self.size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
         image = with_text(picture.resize(self.size), lines, MIN_WIDTH)
-        if self.stream is None:
-            options = {"preset": "veryfast", "crf": "23"}
-            self.stream = self.container.add_stream("libx264", rate=25, options=options)  # a hint: frames have times
+        if self.last < 0:
             self.stream.width, self.stream.height, self.stream.pix_fmt = *image.size, "yuv420p"
             self.stream.time_base = self.stream.codec_context.time_base = TIME_BASE
             self.stream.codec_context.max_b_frames = 0  # with them, an MP4 does not start at 0
@@ -284,6 +286,6 @@ class AnnotatedVideo:
 
     def close(self) -> None:
         """Finish the file, which is empty without any frame."""
-        if self.stream is not None:
+        if self.last >= 0:
             self.container.mux(self.stream.encode(None))  # the frames that the encoder still holds
         self.container.close()
