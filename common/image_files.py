@@ -78,7 +78,7 @@ def select_files(
 ) -> tuple[list[str], str]:
     """(names that end in one of the suffixes, note): the note counts the others and gives the reasons.
 
-    Hidden files are left out: their name, or the name of a folder, starts with a dot or is in SYSTEM_FOLDERS.
+    Hidden files are left out: a part of their path starts with a dot or is in SYSTEM_FOLDERS. Folders end in "/".
 
     Args:
         root: a folder that the user named. It may be hidden itself.
@@ -89,6 +89,8 @@ def select_files(
             left_out["hidden"] += 1
         elif name.lower().endswith(tuple(suffixes)):
             selected.append(name)
+        elif name.endswith("/"):
+            left_out["subfolders"] += 1
         else:
             left_out[Path(name).suffix.lower() or "no suffix"] += 1
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.most_common())
@@ -96,7 +98,7 @@ def select_files(
 
 
 def list_images(path: Path) -> tuple[list[Path], str]:
-    """(image files of a folder without its subfolders, or the file itself; note on other files).
+    """(image files of a folder without its subfolders, or the file itself; note on what is left out).
 
     They are in the order of the numbers in their names: 9.jpg comes before 10.jpg.
 
@@ -107,7 +109,7 @@ def list_images(path: Path) -> tuple[list[Path], str]:
         return [path], ""
     if not path.is_dir():
         raise DataError(f"{path}: no such image and no folder with images")
-    names, note = select_files(sorted(one.name for one in path.iterdir() if one.is_file()))
+    names, note = select_files(sorted(one.name + "/" * one.is_dir() for one in path.iterdir()))
     if not names:
         raise DataError(f"{path}: has no images ({FORMATS_READ}) outside of subfolders. {note}".rstrip(" ."))
     parts = {name: re.split(r"(\d+)", name) for name in names}  # text and number in turns

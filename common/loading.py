@@ -36,10 +36,8 @@ def load_weights(name: str | Path, **options: Any) -> TrafficVLMForConditionalGe
         ("another shape of", sorted(key for key, *_ in loaded["mismatched_keys"])),
     ):
         if names:
-            raise ValueError(
-                f"{name}: the weights have {problem} {', '.join(names[:3])} ({len(names)} in all): they do not belong "
-                "to the model that its config.json describes"
-            )
+            why = "they do not belong to the model that its config.json describes"
+            raise ValueError(f"{name}: the weights have {problem} {', '.join(names[:3])} ({len(names)} in all): {why}")
     return model
 
 

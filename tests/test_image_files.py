@@ -100,7 +100,7 @@ def test_images_of_folders_and_files_are_found_in_order(tmp_path):
         (tmp_path / name).touch()
     found, note = list_images(tmp_path)
     assert [path.name for path in found] == ["9.jpg", "10.jpg", "a[2].jpg"]  # by number
-    assert note == "files left out: 1 hidden, 1 .txt"
+    assert note == "files left out: 2 hidden, 2 subfolders, 1 .txt"
     assert list_images(tmp_path / "a[2].jpg") == ([tmp_path / "a[2].jpg"], "")
 
 
