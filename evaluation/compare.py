@@ -12,22 +12,20 @@ from dataclasses import dataclass
 import pandas as pd
 
 from . import MIN_ANSWERS, STANDARD_ERRORS
-from .metrics import clustered_error, counted, is_yes_no
+from .metrics import clustered_error, counted
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A metric before and after.
+    """The balanced accuracy before and after.
 
     Attributes:
-        metric: "balanced accuracy", or "exact match" if no question is answered yes or no.
         before, after: its values in 0..1.
         error: standard error of the difference; None if there are too few images or answers to tell.
-        is_guess: the model is not shown to be better than a guess: 0.5, or no exact match at all.
+        is_guess: the model is not shown to be better than a guess.
         questions, images: numbers of compared questions, and of their images.
     """
 
-    metric: str
     before: float
     after: float
     error: float | None
@@ -35,10 +33,10 @@ class Comparison:
     questions: int
     images: int
 
-    def verdict(self, model: str = "the model") -> str:
-        """A sentence on whether training made `model` better, by a difference of more than two standard errors."""
-        difference = self.after - self.before
-        figures = f"{self.metric} {self.before:.3f} before, {self.after:.3f} after"
+    def verdict(self) -> str:
+        """A sentence on whether training made the model better, by a difference of more than two standard errors."""
+        difference, figures = self.after - self.before, f"balanced accuracy {self.before:.3f} before"
+        figures += f", {self.after:.3f} after"
         if self.error is None:
             figures += f", on too few questions to tell ({self.questions})"
         else:
@@ -46,15 +44,14 @@ class Comparison:
             figures += f"{self.images} images)"
         is_shown = self.error is not None and abs(difference) > STANDARD_ERRORS * self.error
         if is_shown and difference < 0:
-            return f"Training made {model} WORSE: {figures}. The weights it started from are better on these images."
+            return f"Training made the model WORSE: {figures}. The weights it started from are better on these images."
         if self.is_guess:
-            return f"The answers of {model} are no better than a guess: {figures}. It needs more images or epochs."
-        outcome = f"Training made {model} better" if is_shown else f"No difference shown for {model}"
-        return f"{outcome}: {figures}."
+            return f"The answers of the model are no better than a guess: {figures}. It needs more images or epochs."
+        return f"{'Training made the model better' if is_shown else 'No difference shown for the model'}: {figures}."
 
 
 def compare(before: pd.DataFrame, after: pd.DataFrame) -> Comparison | None:
-    """Comparison of two tables of `predict` of the same questions in the same order; None without questions.
+    """Comparison of two tables of `predict` of the same questions in the same order; None without yes/no questions.
 
     Raises:
         ValueError: the questions differ.
@@ -62,24 +59,19 @@ def compare(before: pd.DataFrame, after: pd.DataFrame) -> Comparison | None:
     columns = ["source", "image_id", "question", "truth"]
     if len(before) != len(after) or not (before[columns].to_numpy() == after[columns].to_numpy()).all():
         raise ValueError(f"only answers to the same questions can be compared, got {len(before)} and {len(after)}")
-    chosen, metric = counted(before, even_few=True), "balanced accuracy"
-    if chosen.empty:
-        in_words = before[~is_yes_no(before)]
-        chosen, metric = in_words.assign(group="", unit="", truth="", weight=1 / max(1, len(in_words))), "exact match"
+    chosen = counted(before, even_few=True)
     if chosen.empty:
         return None
     was, now = (table["is_right"].astype(float).loc[chosen.index] for table in (before, after))
     images = len(chosen[["source", "image_id"]].drop_duplicates())
     # Fewer answers of one kind than this may all change in the same way by chance: their spread would say nothing.
     is_enough = min(images, chosen["truth"].value_counts().min()) >= MIN_ANSWERS
-    score = float(chosen["weight"] @ now)
-    margin = STANDARD_ERRORS * (clustered_error(chosen, now) or 0.0)
+    score, margin = float(chosen["weight"] @ now), STANDARD_ERRORS * (clustered_error(chosen, now) or 0.0)
     return Comparison(
-        metric,
         float(chosen["weight"] @ was),
         score,
         clustered_error(chosen, now - was) if is_enough else None,
-        score == 0 if metric == "exact match" else is_enough and score <= 0.5 + margin,
+        is_enough and score <= 0.5 + margin,
         len(chosen),
         images,
     )

@@ -8,6 +8,7 @@ tested on the other.
 """
 
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from ..data.scene import scene_of
 from ..data.truth import NO_GROUP, GroundTruth
 from ..locating_traffic_vlm import FAINT, overlap
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
-from . import half_of
 from .predict import Row
 
 
@@ -40,25 +40,24 @@ def _match_image(pipe: TrafficVLMPipeline, row: Row) -> Iterator[tuple[Any, ...]
     scene = scene_of(row)
     if scene is None:
         return
-    truth, half = GroundTruth(scene), half_of(row["source"], row["image_id"])
+    truth, half = GroundTruth(scene), sha256(f"{row['source']}/{row['image_id']}".encode()).digest()[0] % 2
     known = [label for label in pipe.located if label in truth.exhaustive]
-    encoded = pipe.encode(row["image"]) if known else None
+    encoded, scale = pipe.encode(row["image"]) if known else None, (scene.width, scene.height) * 2
     for label in known:
         group = truth.groups.get(label, NO_GROUP)
-        scale = (scene.width, scene.height) * 2
         clear, unclear = (
             [[side / whole for side, whole in zip(seen.box, scale)] for seen in part]
             for part in (group.clear, group.unclear)
         )
-        small = [box for box in clear if _side(box) < MIN_SIDE]
         missed = [box for box in clear if _side(box) >= MIN_SIDE]
+        ignored = unclear + [box for box in clear if _side(box) < MIN_SIDE]
         for score, sides, (x, y) in pipe.model.locate(encoded, label, FAINT)[0]:
             around = [box for box in missed if _has(box, x, y)]
             if around:
                 best = max(around, key=lambda box: overlap(box, sides))
                 missed.remove(best)
                 yield label, half, score, True, _side(best), overlap(best, sides)
-            elif _side(sides) >= MIN_SIDE and not any(_has(box, x, y) for box in small + unclear):
+            elif _side(sides) >= MIN_SIDE and not any(_has(box, x, y) for box in ignored):
                 yield label, half, score, False, _side(sides), 0.0
         for box in missed:
             yield label, half, 0.0, True, _side(box), 0.0

@@ -7,20 +7,9 @@ import pandas as pd
 
 
 HEADLINE = ("balanced accuracy", "±", "right where it is there", "AUC", "calibration error", "questions")
-# What stands above a table.
-NOTES = {
-    "yes_no_by_kind": "Training has other images of known sources, and none of unseen ones: expect their figures on a "
-    "camera of your own. ± is one standard error. A model that is shown the mean image sees nothing. –: too few "
-    "questions to tell.",
+PLOTS = {
     "yes_no_by_question_type": "![Balanced accuracy, and that of the mean image](question_types.png)",
-    "words_by_kind": '"None" is right if the asked object is not there.',
-    "contradictions": "Fraction of images for which two answers contradict each other by more than 0.1.",
-    "paraphrases": "Of all pairs of paraphrases of a yes/no question.",
-    "locating": "One point for each box, of classes whose every object is labeled. The score from which objects are "
-    "reported gives a precision of 0.8 on one half of the images; recall, also by the shorter side of the box, is of "
-    "the other.",
-    "calibration": "half_temperature is fitted to one half of the images; on the other, ece_before and ece_after are "
-    "the errors at the model's temperature and at this one.\n\n![Reliability](reliability.png)",
+    "calibration": "![Reliability](reliability.png)",
 }
 
 
@@ -53,7 +42,8 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     if "repeated" in report:
         about["near-duplicates of training images, whose figures are too high"] = report["repeated"] or "none"
     calibration = {name: {"": value} for name, value in report["calibration"].items() if "bins" not in name}
-    parts = ["# Evaluation", "\n".join(f"- {name.replace('_', ' ')}: {value}" for name, value in about.items())]
+    parts = ["# Evaluation", "docs/evaluation.md of Traffic VLM explains the metrics."]
+    parts += ["\n".join(f"- {name.replace('_', ' ')}: {value}" for name, value in about.items())]
     for name, rows in {**report["tables"], "calibration": calibration}.items():
-        parts += [f"## {name.replace('_', ' ')}", NOTES.get(name, ""), table("", rows)] if rows else []
+        parts += [f"## {name.replace('_', ' ')}", PLOTS.get(name, ""), table("", rows)] if rows else []
     return "\n\n".join(filter(None, parts)) + "\n"

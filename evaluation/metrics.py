@@ -26,6 +26,7 @@ from . import MIN_ANSWERS
 
 BINS = 15  # of P(yes), for the calibration error
 MIN_QUESTION_IDS = 3  # for a balanced accuracy in a table
+SMALL = (0.02, 0.06)  # shorter side of an object, as a fraction of the image
 MIN_VALUES = 2  # besides "none", for the mean recall of a question type
 ABSENT = ("no", NONE, "0")  # truths about what is not there
 TEMPERATURES = (0.05, 20.0)  # range of the search
@@ -136,6 +137,12 @@ def auc(rows: pd.DataFrame) -> float | None:
     return float(rows["weight"] @ (below / others).where(is_yes, 1 - below / others))
 
 
+def of_small_objects(rows: pd.DataFrame) -> pd.DataFrame:
+    """Questions such as "Is there a car?" where the largest car is small, or where there is none."""
+    asked = rows[rows["question_type"] == "presence"]
+    return asked[asked["side"].between(*SMALL) | (asked["truth"] == "no")]
+
+
 def right_if_there(rows: pd.DataFrame) -> float | None:
     """Fraction of right answers where the truth is neither "no" nor "none" nor "0"; None below 10 questions."""
     there = rows[~rows["truth"].isin(ABSENT)]
@@ -235,9 +242,9 @@ YES_NO: dict[str, Metric] = {
     "mean image": of_enough(partial(balanced_accuracy, column=WITHOUT_IMAGE)),
     "right where it is there": right_if_there,
     "AUC": of_enough(auc),
+    "AUC of small objects": lambda rows: of_enough(auc)(of_small_objects(rows)),
     "calibration error": calibration_error,
     "accuracy": lambda rows: mean(rows["is_right"]),
-    "refused": lambda rows: mean(rows["is_refused"]),  # by default
     "questions": len,
     "question ids": question_ids,
 }
@@ -248,6 +255,5 @@ WORDS: dict[str, Metric] = {
     "mean image": lambda rows: exact_match(rows.assign(is_right=rows[WITHOUT_IMAGE])),
     '"none" if not there': partial(none_if, is_there=False),
     '"none" if there': partial(none_if, is_there=True),
-    "refused": lambda rows: mean(rows["is_refused"]),
     "questions": len,
 }

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from ..data.scene import SYNTHETIC
+from ..data.scene import SYNTHETIC, Scene, scene_of
 from ..data.truth import NONE
 from ..images_traffic_vlm import to_rgb
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
@@ -31,13 +31,13 @@ ANSWERS = {
     "category": str,
     "question_id": str,
     "question": str,  # the text that was asked
+    "side": float,  # the shorter side of the largest object of the category, as a fraction of the image, if known
     "truth": str,  # as the tokenizer writes it: "grey" becomes "gray"
     "answer": object,  # None for a question with a problem
     "score": float,  # the probability of the answer; NaN without one
     "p_yes": float,  # P(yes) at the model's temperature; NaN for a question in words, and for a problem
     "margin": float,  # l_yes - l_no, without temperature, also of a question in words; NaN for a problem
     "is_right": bool,  # whether the answer is the truth
-    "is_refused": bool,  # whether the pipeline does not answer the question by default
 }
 
 Row = Mapping[str, Any]
@@ -80,15 +80,24 @@ def predict(
     for row, items in zip(answered, answers):
         source, truths = str(row["source"]), normalize(processor, row["answers"])
         about = {"source": source, "kind": kind_of_source(source, unseen), "image_id": str(row["image_id"])}
-        names = ("question_type", "category", "question_id", "question", "truth")
+        sides, names = largest_sides(scene_of(row)), ("question_type", "category", "question_id", "question", "truth")
         columns = (row["question_types"], row["categories"], row["question_ids"], row["questions"], truths)
-        for values, item in zip(zip(*columns, strict=True), items, strict=True):
-            given = {name: item.get(name) for name in ("answer", "score", "p_yes")}
-            found.append({**about, **dict(zip(names, values)), **given, "margin": item.get("margin", math.nan)})
+        for *values, item in zip(*columns, items, strict=True):
+            asked_for = dict(zip(names, values))
+            found.append({**item, **about, **asked_for, "side": sides.get(asked_for["category"], math.nan)})
     table = pd.DataFrame(found, columns=list(ANSWERS), dtype=object)
     table["is_right"] = table["answer"] == table["truth"]
-    table["is_refused"] = [pipe.read_question(text).refusal is not None for text in table["question"]]
     return table.astype(ANSWERS)
+
+
+def largest_sides(scene: Scene | None) -> dict[str, float]:
+    """{class: the shorter side of its largest object, as a fraction of the image} of a scene, if it is known."""
+    sides: dict[str, float] = {}
+    for item in scene.objects if scene else ():
+        left, top, right, bottom = item.box
+        side = min((right - left) / scene.width, (bottom - top) / scene.height)
+        sides[item.category] = max(side, sides.get(item.category, 0.0))
+    return sides
 
 
 def kind_of_source(source: str, unseen: Collection[str] = ()) -> str:

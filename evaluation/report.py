@@ -8,14 +8,15 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
 
 from ..data.datasets import select_evenly
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
-from . import MIN_ANSWERS, half_of, metrics
-from .consistency import contradictions, paraphrase_agreement
+from . import MIN_ANSWERS, metrics
+from .consistency import agreement, contradictions, paraphrase
 from .locating import locating_table, match_objects
 from .metrics import WITHOUT_IMAGE, WORDS, YES_NO, by_group, is_yes_no
 from .predict import KINDS, UNSEEN, Row, answer_loss, mean_image, predict
@@ -27,23 +28,22 @@ MEAN_IMAGES = 1000  # for the mean image
 def quick_metrics(
     model: Any, processor: Any, rows: Sequence[Row], batch_size: int, answers: pd.DataFrame
 ) -> dict[str, float]:
-    """The metrics that training follows: `answer_metrics`, "answer_loss" and its exp, the "perplexity"."""
-    loss = answer_loss(model, processor, rows, batch_size)
-    return answer_metrics(answers) | ({} if loss is None else {"answer_loss": loss, "perplexity": math.exp(loss)})
+    """The metrics that training follows; a metric without questions is missing.
 
-
-def answer_metrics(answers: pd.DataFrame) -> dict[str, float]:
-    """Metrics of a table of `predict`; a metric without questions is missing.
+    Args:
+        answers: the table of `predict` for `rows`.
 
     Returns:
         "balanced_accuracy", and "balanced_accuracy_SOURCE" of each source; "exact_match" of answers in words;
-        "accuracy" over all questions; "ece", the calibration error of P(yes).
+        "accuracy" over all questions; "ece", the calibration error of P(yes); "answer_loss" and its exp, "perplexity".
     """
     groups = {"balanced_accuracy": answers}
     groups |= {f"balanced_accuracy_{name}": members for name, members in answers.groupby("source")}
     found = {name: metrics.balanced_accuracy(members, even_few=True) for name, members in groups.items()}
     found |= {"exact_match": metrics.exact_match(answers), "accuracy": metrics.mean(answers["is_right"])}
-    found |= {"ece": metrics.calibration_error(answers)}
+    loss = answer_loss(model, processor, rows, batch_size)
+    found |= {"ece": metrics.calibration_error(answers), "answer_loss": loss}
+    found["perplexity"] = None if loss is None else math.exp(loss)
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -71,14 +71,13 @@ def evaluate_model(
     """
     if answers.empty:
         raise ValueError("no image has a question to evaluate")
-    asking: dict[str, Any] = {"model": model, "processor": processor, "batch_size": batch_size}
-    average = mean_image(select_evenly(rows, MEAN_IMAGES), processor)
-    without_image = predict(rows=rows, image=average, **asking)["is_right"]
+    ask = partial(predict, model, processor, batch_size=batch_size)
+    without_image = ask(rows, image=mean_image(select_evenly(rows, MEAN_IMAGES), processor))["is_right"]
     tables = answer_tables(answers.assign(**{WITHOUT_IMAGE: without_image}))
     if paraphrased_images:
         few = select_evenly(rows, paraphrased_images)
-        tables["contradictions"] = contradictions(rows=few, **asking)
-        tables["paraphrases"] = paraphrase_agreement(rows=few, **asking)
+        tables["contradictions"] = contradictions(ask, few)
+        tables["paraphrases"] = agreement(ask(map(paraphrase, few)))
     if getattr(model.config.vision_config, "located", None):
         pipe = TrafficVLMPipeline(model=model, processor=processor, device=model.device)
         tables["locating"] = locating_table(match_objects(pipe, rows))
@@ -118,28 +117,16 @@ def calibrate(answers: pd.DataFrame, temperature: float) -> dict[str, Any]:
     """Calibration of P(yes) at the model's temperature and at a fitted one; empty without yes/no questions.
 
     Returns:
-        "temperature"; "fitted_on": sources; "fitted_temperature", of all their images; "half_temperature", fitted to
-        one half of their images and tested on the other, None with too few; "ece_before" and "bins_before" of the
-        tested half at the model's temperature, "ece_after" and "bins_after" at the fitted one.
+        "temperature"; "fitted_on": sources; "fitted_temperature"; "ece_before" and "bins_before" at the model's
+        temperature, "ece_after" and "bins_after" at the fitted one.
     """
     rows = metrics.with_probability(rows_to_fit(answers))
     if rows.empty:
         return {}
-    half = pd.Series(map(half_of, rows["source"], rows["image_id"]), rows.index)
-    fitted, tested = rows[half == 0], rows[half == 1]
-    is_split = not fitted.empty and not tested.empty
-    best = metrics.fit_temperature(rows)
-    found: dict[str, Any] = {
-        "temperature": temperature,
-        "fitted_on": sorted(rows["source"].unique()),
-        "fitted_temperature": best,
-        "half_temperature": metrics.fit_temperature(fitted) if is_split else None,
-        "questions_fitted": len(fitted),
-        "questions_tested": len(tested),
-    }
-    before = tested if is_split else rows
-    after = metrics.at_temperature(before, found["half_temperature"] or best)
-    for name, some in {"before": before, "after": after}.items():
+    fitted = metrics.fit_temperature(rows)
+    found: dict[str, Any] = {"temperature": temperature, "fitted_on": sorted(rows["source"].unique())}
+    found["fitted_temperature"] = fitted
+    for name, some in {"before": rows, "after": metrics.at_temperature(rows, fitted)}.items():
         found[f"ece_{name}"] = metrics.calibration_error(some)
         found[f"bins_{name}"] = list(to_values(metrics.reliability(some)).values())
     return found
