@@ -1,9 +1,25 @@
 """The commands of this repository: `python scripts/NAME.py`, and some of them `traffic-vlm NAME`. See `command`."""
 
 import functools
+import importlib
 import os
 import sys
 from collections.abc import Callable
+
+
+COMMANDS = ("ask", "watch", "label", "serve", "train", "evaluate")
+USAGE = f"usage: traffic-vlm COMMAND [options], or COMMAND --help; the commands are {', '.join(COMMANDS)}"
+
+
+def main() -> None:
+    """The console command `traffic-vlm`, which runs the script that its first argument names."""
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in COMMANDS:
+        sys.argv = [f"traffic-vlm {name}", *sys.argv[2:]]
+        sys.exit(importlib.import_module(f"traffic_vlm.scripts.{name}").main())
+    if name not in ("-h", "--help"):
+        sys.exit(f"traffic-vlm has no command {name!r}\n{USAGE}")
+    print(USAGE)
 
 
 def command(extra: str | None = None) -> Callable[[Callable[[], int | None]], Callable[[], int]]:

@@ -8,13 +8,11 @@ of located objects and the dtype in config.json, and the taught words in process
 and are kept.
 """
 
-import json
 import sys
 import tempfile
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from transformers import GenerationConfig, SiglipImageProcessorPil
 
@@ -32,6 +30,8 @@ FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("processor_config.json", "chat_template.jinja"),
 )
+VISION_TOWER = {"neck": "depthwise", "neck_width": 384, "num_hidden_layers": 2, "intermediate_size": 1536}
+VISION_TOWER |= {"image_size": 384, "pool_above": 320}
 
 
 @dataclass
@@ -46,22 +46,23 @@ def make_tokenizer() -> TrafficVLMTokenizer:
     return TrafficVLMTokenizer({word: index for index, word in enumerate(words)})
 
 
-def build(output_dir: Path, tokenizer: TrafficVLMTokenizer) -> list[Path]:
+def build(output_dir: Path) -> list[Path]:
     """Write all files atomically; return their paths."""
-    kept = read_fields(ROOT / "config.json", "yes_no_temperature", "size_temperatures", "dtype", "vision_config")
-    located = {"located": kept.pop("vision_config").get("located")}
-    config = TrafficVLMConfig(located, architectures=["TrafficVLMForConditionalGeneration"], **kept)
+    shipped, processor = TrafficVLMConfig.from_pretrained(ROOT), TrafficVLMProcessor.from_pretrained(ROOT)
+    tokenizer = make_tokenizer()
+    kept = {name: getattr(shipped, name) for name in ("yes_no_temperature", "size_temperatures", "dtype")}
+    located = {"located": shipped.vision_config.located}
+    config = TrafficVLMConfig(VISION_TOWER | located, architectures=["TrafficVLMForConditionalGeneration"], **kept)
     token_ids = {name: getattr(config.text_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     # The whole image is resized to a square (bicubic, no crop); pixels are scaled to [-1, 1].
     size = config.vision_config.image_size
     image_processor = SiglipImageProcessorPil(size={"height": size, "width": size})
-    fields = read_fields(ROOT / "processor_config.json", "taught", "own_questions")
-    fields |= {"questions": question_rules(), "chat_template": (ROOT / "chat_template.jinja").read_text("utf-8")}
+    taught = {"taught": processor.taught, "own_questions": processor.own_questions}
     parts = (
         config,
         GenerationConfig(**token_ids, max_new_tokens=MAX_NEW_TOKENS, suppress_tokens=tokenizer.reserved_ids),
         # The processor marks its tokenizer and writes the tokenizer's files too: give it a copy, and write ours last.
-        TrafficVLMProcessor(image_processor, deepcopy(tokenizer), **fields),
+        TrafficVLMProcessor(image_processor, deepcopy(tokenizer), **taught, questions=question_rules()),
         tokenizer,
     )
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -71,16 +72,10 @@ def build(output_dir: Path, tokenizer: TrafficVLMTokenizer) -> list[Path]:
         return [(Path(temporary) / name).replace(output_dir / name) for name in FILES]
 
 
-def read_fields(path: Path, *names: str) -> dict[str, Any]:
-    """The fields of a JSON file with these names, without those that it lacks."""
-    fields = json.loads(path.read_text(encoding="utf-8"))
-    return {name: fields[name] for name in names if name in fields}
-
-
 @command("train")
 def main() -> None:
     [options] = option_parser([BuildOptions], __doc__).parse_args_into_dataclasses()
-    for path in build(options.output_dir, make_tokenizer()):
+    for path in build(options.output_dir):
         print(path)
 
 

