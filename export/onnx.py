@@ -171,11 +171,9 @@ def make_graphs(model: Any) -> dict[str, Graph]:
     rows, length = Dim("rows"), Dim("length", min=2)
     image_shapes = {name: {1: rows} for name in images}
     return {
-        "vision": Graph(
-            VisionGraph(model).eval(), {"pixel_values": pixels}, {"pixel_values": {0: Dim("images")}}, [*images]
-        ),
+        "vision": Graph(VisionGraph(model), {"pixel_values": pixels}, {"pixel_values": {0: Dim("images")}}, [*images]),
         "score": Graph(
-            ScoreGraph(model).eval(),
+            ScoreGraph(model),
             packed | {"question_ends": torch.tensor([[4, 9, 9]] * 2)} | images,
             {name: {0: rows, 1: length} for name in packed}
             | {"question_ends": {0: rows, 1: Dim("questions")}}
@@ -183,7 +181,7 @@ def make_graphs(model: Any) -> dict[str, Graph]:
             ["p_yes", "logits"],
         ),
         "decode": Graph(
-            DecodeGraph(model).eval(),
+            DecodeGraph(model),
             {"input_ids": torch.full((2, 4), 7)} | cache | images,
             {"input_ids": {0: rows, 1: Dim("tokens", min=1)}}
             | {name: {1: rows, 3: Dim("past", min=0)} for name in cache}
@@ -197,7 +195,7 @@ def save_onnx(graph: Graph, path: Path) -> None:
     """Write one ONNX file, with its weights inside. Tracing takes up to a minute."""
     print(f"{path.name} ...", flush=True)
     torch.onnx.export(
-        graph.module,
+        graph.module.eval(),
         (),
         path,
         kwargs=graph.inputs,
@@ -258,7 +256,6 @@ def export_settings(model: Any, processor: Any) -> dict[str, Any]:
         "max_new_tokens": model.generation_config.max_new_tokens,
         "start": text.bos_token_id,
         "end": text.eos_token_id,
-        "pad": text.pad_token_id,
         "yes_no": [text.yes_token_id, text.no_token_id],
         "never": [*text.suppressed_tokens, *(model.generation_config.suppress_tokens or [])],
         "taught": processor.taught,

@@ -12,25 +12,64 @@ A file under pinned/ never changes, because its folder is named after its conten
 import hashlib
 import json
 import shutil
+import subprocess
+import tarfile
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ..common.files import ROOT, new_folder
 from ..common.image_files import MAX_PIXELS
 from ..configuration_traffic_vlm import height_and_width, token_grid
 from ..data.scene import CLASSES, class_words
 from ..data.suggestions import suggest_questions
-from .libraries import fetch_libraries
 from .onnx import OPSET, export_settings, load, make_graphs, save_onnx, store_in_less
 
 
 EXAMPLES = [ROOT / "docs" / f"{name}.jpg" for name in ("crossing", "night", "truck")]
 RULES = ("question_traffic_vlm.py", "common/answers.py", "export/asking.py")
-RESIZING = {2: "linear", 3: "cubic"}  # Pillow's filters → modes of the operator
+CUBIC = 3  # Pillow's filter of images that the graph resizes
+ORT, ORT_FILES = "onnxruntime-web@1.30.0", "dist/ort-wasm-simd-threaded"
+# Name → package of npm, and the files of it that the page loads. package.json names the license.
+LIBRARIES: dict[str, tuple[str, list[str]]] = {
+    "wasm": (ORT, ["dist/ort.wasm.min.mjs", f"{ORT_FILES}.mjs", f"{ORT_FILES}.wasm"]),
+    "webgpu": (ORT, ["dist/ort.webgpu.min.mjs", f"{ORT_FILES}.asyncify.mjs", f"{ORT_FILES}.asyncify.wasm"]),
+    "tokenizers": ("@huggingface/tokenizers@0.2.0", ["dist/tokenizers.min.mjs"]),
+    "python": (
+        "pyodide@314.0.7",
+        ["pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json"],
+    ),
+}
+
+
+def fetch_libraries(folder: Path) -> dict[str, dict[str, int]]:
+    """Library → file → its size in bytes, after writing the libraries into folders like `pyodide-314.0.7`.
+
+    npm compares each package with the digest in its registry, and caches it.
+
+    Raises:
+        ValueError: npm is missing, or cannot fetch a package.
+    """
+    npm = shutil.which("npm")
+    if npm is None:
+        raise ValueError("the page needs JavaScript libraries, which npm fetches: install Node.js, which has npm")
+    sizes: dict[str, dict[str, int]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        for library, (package, files) in LIBRARIES.items():
+            command = [npm, "pack", "--silent", "--prefer-offline", package]
+            done = subprocess.run(command, cwd=temporary, capture_output=True, text=True)
+            if done.returncode:
+                raise ValueError(f"npm cannot fetch {package}: {(done.stderr or done.stdout).strip()[-500:]}")
+            name = package.rpartition("/")[2].replace("@", "-")
+            with tarfile.open(Path(temporary, done.stdout.split()[-1])) as archive:
+                for file in (*files, "package.json"):
+                    path = folder / name / file
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(archive.extractfile(f"package/{file}").read())  # type: ignore[union-attr]
+            sizes[library] = {f"{name}/{file}": (folder / name / file).stat().st_size for file in files}
+    return sizes
 
 
 def pixels_graph(about: Mapping[str, Any]) -> Any:
@@ -42,37 +81,31 @@ def pixels_graph(about: Mapping[str, Any]) -> Any:
         about: what `export_settings` returns.
 
     Raises:
-        ValueError: the model's images are resized by a filter that ONNX does not have.
+        ValueError: the model's images are resized by another filter than the bicubic one.
     """
-    from onnx import TensorProto, checker, helper, numpy_helper
+    from onnx import checker, parser
 
-    if about["resample"] not in RESIZING:
-        raise ValueError(f"resample={about['resample']}: the browser can resize by the filters {[*RESIZING]} only")
-    size = about["image_size"]
-    constants: dict[str, Any] = {name: np.array([value]) for name, value in (("zero", 0), ("three", 3), ("two", 2))}
-    constants["size"] = np.array([1, 3, *size])
-    constants["factor"] = np.float32(about["rescale_factor"])
-    constants |= {name: np.array(about[name], np.float32).reshape(1, 3, 1, 1) for name in ("mean", "std")}
-    resizing = {"mode": RESIZING[about["resample"]], "antialias": 1, "exclude_outside": 1, "cubic_coeff_a": -0.5}
-    steps: list[tuple[str, list[str], dict[str, Any]]] = [
-        ("Slice", ["image", "zero", "three", "two"], {}),  # without alpha
-        ("Transpose", ["0"], {"perm": [2, 0, 1]}),
-        ("Unsqueeze", ["1", "zero"], {}),
-        ("Resize", ["2", "", "", "size"], resizing),
-        ("Cast", ["3"], {"to": TensorProto.FLOAT}),
-        ("Mul", ["4", "factor"], {}),
-        ("Sub", ["5", "mean"], {}),
-        ("Div", ["6", "std"], {}),
-    ]
-    names = [*map(str, range(len(steps) - 1)), "pixel_values"]
-    graph = helper.make_graph(
-        [helper.make_node(kind, inputs, [name], **more) for name, (kind, inputs, more) in zip(names, steps)],
-        "pixels",
-        [helper.make_tensor_value_info("image", TensorProto.UINT8, ["height", "width", 4])],
-        [helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, [1, 3, *size])],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+    if about["resample"] != CUBIC:
+        raise ValueError(f"resample={about['resample']}: the browser can resize by the filter {CUBIC} (bicubic) only")
+    height, width = about["image_size"]
+    mean, std = (", ".join(str(float(value)) for value in about[name]) for name in ("mean", "std"))
+    model = parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": {OPSET}]>
+        pixels (uint8[height, width, 4] image) => (float[1, 3, {height}, {width}] pixel_values)
+        <int64[1] zero = {{0}}, int64[1] two = {{2}}, int64[1] three = {{3}},
+         int64[4] size = {{1, 3, {height}, {width}}}, float factor = {{{about["rescale_factor"]}}},
+         float[1, 3, 1, 1] mean = {{{mean}}}, float[1, 3, 1, 1] std = {{{std}}}>
+        {{
+            opaque = Slice(image, zero, three, two)
+            planes = Transpose<perm = [2, 0, 1]>(opaque)
+            batch = Unsqueeze(planes, zero)
+            resized = Resize<mode = "cubic", antialias = 1, exclude_outside = 1, cubic_coeff_a = -0.5>(batch, , , size)
+            levels = Cast<to = 1>(resized)
+            scaled = Mul(levels, factor)
+            centered = Sub(scaled, mean)
+            pixel_values = Div(centered, std)
+        }}
+    """)
     checker.check_model(model)
     return model
 
