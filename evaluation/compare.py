@@ -7,51 +7,20 @@ Both tables hold the same questions, answered in the same precision: rounding to
 accuracy on 20 images by 0.02.
 """
 
-from dataclasses import dataclass
-
 import pandas as pd
 
 from . import MIN_ANSWERS, STANDARD_ERRORS
 from .metrics import clustered_error, counted
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The balanced accuracy before and after.
+def compare(before: pd.DataFrame, after: pd.DataFrame) -> str | None:
+    """A sentence on whether training made the model better, by a difference of more than two standard errors.
 
-    Attributes:
-        before, after: its values in 0..1.
-        error: standard error of the difference; None if there are too few images or answers to tell.
-        is_guess: the model is not shown to be better than a guess.
-        questions, images: numbers of compared questions, and of their images.
-    """
+    Args:
+        before, after: tables of `predict` of the same questions in the same order.
 
-    before: float
-    after: float
-    error: float | None
-    is_guess: bool
-    questions: int
-    images: int
-
-    def verdict(self) -> str:
-        """A sentence on whether training made the model better, by a difference of more than two standard errors."""
-        difference, figures = self.after - self.before, f"balanced accuracy {self.before:.3f} before"
-        figures += f", {self.after:.3f} after"
-        if self.error is None:
-            figures += f", on too few questions to tell ({self.questions})"
-        else:
-            figures += f" (difference {difference:+.3f} ± {self.error:.3f}, {self.questions} questions about "
-            figures += f"{self.images} images)"
-        is_shown = self.error is not None and abs(difference) > STANDARD_ERRORS * self.error
-        if is_shown and difference < 0:
-            return f"Training made the model WORSE: {figures}. The weights it started from are better on these images."
-        if self.is_guess:
-            return f"The answers of the model are no better than a guess: {figures}. It needs more images or epochs."
-        return f"{'Training made the model better' if is_shown else 'No difference shown for the model'}: {figures}."
-
-
-def compare(before: pd.DataFrame, after: pd.DataFrame) -> Comparison | None:
-    """Comparison of two tables of `predict` of the same questions in the same order; None without yes/no questions.
+    Returns:
+        the verdict; None without yes/no questions.
 
     Raises:
         ValueError: the questions differ.
@@ -63,15 +32,20 @@ def compare(before: pd.DataFrame, after: pd.DataFrame) -> Comparison | None:
     if chosen.empty:
         return None
     was, now = (table["is_right"].astype(float).loc[chosen.index] for table in (before, after))
+    score, difference = float(chosen["weight"] @ now), float(chosen["weight"] @ (now - was))
     images = len(chosen[["source", "image_id"]].drop_duplicates())
+    error, figures = 0.0, f"balanced accuracy {score - difference:.3f} before, {score:.3f} after"
     # Fewer answers of one kind than this may all change in the same way by chance: their spread would say nothing.
     is_enough = min(images, chosen["truth"].value_counts().min()) >= MIN_ANSWERS
-    score, margin = float(chosen["weight"] @ now), STANDARD_ERRORS * (clustered_error(chosen, now) or 0.0)
-    return Comparison(
-        float(chosen["weight"] @ was),
-        score,
-        clustered_error(chosen, now - was) if is_enough else None,
-        is_enough and score <= 0.5 + margin,
-        len(chosen),
-        images,
-    )
+    if is_enough:
+        error = clustered_error(chosen, now - was) or 0.0
+        about = f"{len(chosen)} questions about {images} images"
+        figures += f" (difference {difference:+.3f} ± {error:.3f}, {about})"
+    else:
+        figures += f", on too few questions to tell ({len(chosen)})"
+    is_shown = is_enough and abs(difference) > STANDARD_ERRORS * error
+    if is_shown and difference < 0:
+        return f"Training made the model WORSE: {figures}. The weights it started from are better on these images."
+    if is_enough and score <= 0.5 + STANDARD_ERRORS * (clustered_error(chosen, now) or 0.0):
+        return f"The answers of the model are no better than a guess: {figures}. It needs more images or epochs."
+    return f"{'Training made the model better' if is_shown else 'No difference shown for the model'}: {figures}."

@@ -62,13 +62,6 @@ class BenchmarkOptions:
     new_tokens: int = option(32, "tokens to generate about one image")
 
 
-def ask(model: Any, processor: Any, pixels: torch.Tensor, questions: list[str]) -> Run:
-    """A run that returns P(yes) [I·N] of N questions about each of I images, which are encoded once."""
-    asked = processor(text=[questions] * len(pixels), packed=True, on_unknown="ignore", return_tensors="pt")
-    inputs = {**asked.to(pixels.device), "pixel_values": pixels}
-    return lambda: torch.cat(model.score_yes_no(**inputs))
-
-
 def make_peer(image_size: int) -> PaliGemmaForConditionalGeneration:
     """A PaliGemma with random weights, for images of `image_size` pixels a side."""
     vision = PEER_VISION | {"image_size": image_size}
@@ -93,29 +86,20 @@ def peer_inputs(peer: Any, processor: Any, pixels: torch.Tensor, questions: list
     return {"input_ids": input_ids, "pixel_values": pixels.repeat_interleave(len(questions), 0), **masks}
 
 
-def ask_peer(peer: Any, processor: Any, pixels: torch.Tensor, questions: list[str]) -> Run:
-    """As `ask`, with a PaliGemma, which computes no more than is read."""
-    inputs = peer_inputs(peer, processor, pixels, questions)
-    no_yes = processor.tokenizer.convert_tokens_to_ids(["[NO]", "[YES]"])
-
-    @torch.no_grad()
-    def run() -> torch.Tensor:
-        logits = peer(**inputs, use_cache=False, logits_to_keep=1).logits[:, -1]
-        return logits[:, no_yes].float().softmax(-1)[:, 1]
-
-    return run
-
-
 def measure(options: BenchmarkOptions, model: Any, peers: Mapping[int, Any], processor: Any) -> dict[str, Any]:
     """{row: {model and size: time}}: a row for each number of questions, and one for generated tokens."""
     dtype = getattr(torch, options.dtype)
     images = {size: torch.randn(options.images, 3, size, size).to(options.device, dtype) for size in peers}
     rows = {}
     for count in options.questions:
-        runs, questions = {}, (QUESTIONS * count)[:count]
+        runs: dict[str, Run] = {}
+        questions = (QUESTIONS * count)[:count]
+        packed = {"packed": True, "on_unknown": "ignore", "return_tensors": "pt"}
+        asked = processor(text=[questions] * options.images, **packed).to(options.device)
         for size, pixels in images.items():
-            runs[f"Traffic VLM, {size}"] = ask(model, processor, pixels, questions)
-            runs[f"PaliGemma, {size}"] = ask_peer(peers[size], processor, pixels, questions)
+            runs[f"Traffic VLM, {size}"] = partial(model.score_yes_no, **asked, pixel_values=pixels)
+            inputs = peer_inputs(peers[size], processor, pixels, questions)
+            runs[f"PaliGemma, {size}"] = partial(peers[size], **inputs, use_cache=False, logits_to_keep=1)
         rows[f"images: {options.images}, questions: {count}"] = time_in_turns(runs)
     length = {"min_new_tokens": options.new_tokens, "max_new_tokens": options.new_tokens, "do_sample": False}
     asked, runs = processor(text=IN_WORDS, return_tensors="pt").to(options.device), {}
@@ -126,6 +110,7 @@ def measure(options: BenchmarkOptions, model: Any, peers: Mapping[int, Any], pro
     return rows | {f"tokens: {options.new_tokens}": time_in_turns(runs)}
 
 
+@torch.no_grad()
 def time_in_turns(runs: Mapping[str, Run]) -> dict[str, str]:
     """Median time of each run in ms, with its ratio to that of the first."""
     timers, times = {}, {name: list[float]() for name in runs}

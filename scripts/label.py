@@ -26,9 +26,7 @@ def main() -> None:
 
     silence_libraries()
     parser = option_parser([LabelOptions], __doc__)
-    parser.add_argument(
-        "input", metavar="INPUT", help="images, tars or Parquet files: a folder or one file; or a list.txt"
-    )
+    parser.add_argument("input", metavar="INPUT", help="images, tars or Parquet files: a folder, a file or a list.txt")
     options, arguments = parser.parse_args_into_dataclasses()
     label(arguments.input, options)
 

@@ -23,9 +23,7 @@ from traffic_vlm.training.publish import publish, publish_space
 @dataclass
 class PublishOptions:
     model: Path = option(ROOT, "model folder")
-    space: Path | None = option(
-        None, "upload a Space, not the model: a page of export.py --web, or a clone with app.py"
-    )
+    space: Path | None = option(None, "upload this Space, not the model: a page of export.py --web, or a clone")
     dry_run: bool = option(False, "list and check the files, but upload nothing")
     private: bool = option(False, "make the repository private; refuse a public one")
 
