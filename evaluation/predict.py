@@ -78,13 +78,18 @@ def predict(
     answers = pipe(map(ask, asked), batch_size=batch_size, margins=True)
     found = []
     for row, items in zip(answered, answers):
-        source, truths = str(row["source"]), normalize(processor, row["answers"])
+        source, sides = str(row["source"]), largest_sides(scene_of(row))
         about = {"source": source, "kind": kind_of_source(source, unseen), "image_id": str(row["image_id"])}
-        sides, names = largest_sides(scene_of(row)), ("question_type", "category", "question_id", "question", "truth")
-        columns = (row["question_types"], row["categories"], row["question_ids"], row["questions"], truths)
-        for *values, item in zip(*columns, items, strict=True):
-            asked_for = dict(zip(names, values))
-            found.append({**item, **about, **asked_for, "side": sides.get(asked_for["category"], math.nan)})
+        lists = {
+            "question_type": row["question_types"],
+            "category": row["categories"],
+            "question_id": row["question_ids"],
+            "question": row["questions"],
+            "truth": normalize(processor, row["answers"]),
+        }
+        for *values, item in zip(*lists.values(), items, strict=True):
+            one = dict(zip(lists, values))
+            found.append({**item, **about, **one, "side": sides.get(one["category"], math.nan)})
     table = pd.DataFrame(found, columns=list(ANSWERS), dtype=object)
     table["is_right"] = table["answer"] == table["truth"]
     return table.astype(ANSWERS)
@@ -93,7 +98,9 @@ def predict(
 def largest_sides(scene: Scene | None) -> dict[str, float]:
     """{class: the shorter side of its largest object, as a fraction of the image} of a scene, if it is known."""
     sides: dict[str, float] = {}
-    for item in scene.objects if scene else ():
+    if scene is None:
+        return sides
+    for item in scene.objects:
         left, top, right, bottom = item.box
         side = min((right - left) / scene.width, (bottom - top) / scene.height)
         sides[item.category] = max(side, sides.get(item.category, 0.0))
