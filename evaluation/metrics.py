@@ -242,7 +242,7 @@ YES_NO: dict[str, Metric] = {
     "mean image": of_enough(partial(balanced_accuracy, column=WITHOUT_IMAGE)),
     "right where it is there": right_if_there,
     "AUC": of_enough(auc),
-    "AUC of small objects": lambda rows: of_enough(auc)(of_small_objects(rows)),
+    "AUC of small objects": lambda rows: auc(of_small_objects(rows)),
     "calibration error": calibration_error,
     "accuracy": lambda rows: mean(rows["is_right"]),
     "questions": len,
