@@ -48,8 +48,6 @@ TEMPLATES = ["Is there a {}?", "Can you see a {}?", "Is there a {} on the left?"
 QUESTIONS = [template.format(name) for name in NAMES.split(", ") for template in TEMPLATES]  # of 6 to 11 tokens
 IN_WORDS = "What is ahead?"
 
-Run = Callable[[], Any]  # does a workload once, with all inputs prepared
-
 
 @dataclass
 class BenchmarkOptions:
@@ -92,8 +90,7 @@ def measure(options: BenchmarkOptions, model: Any, peers: Mapping[int, Any], pro
     images = {size: torch.randn(options.images, 3, size, size).to(options.device, dtype) for size in peers}
     rows = {}
     for count in options.questions:
-        runs: dict[str, Run] = {}
-        questions = (QUESTIONS * count)[:count]
+        runs, questions = {}, (QUESTIONS * count)[:count]
         packed = {"packed": True, "on_unknown": "ignore", "return_tensors": "pt"}
         asked = processor(text=[questions] * options.images, **packed).to(options.device)
         for size, pixels in images.items():
@@ -111,8 +108,8 @@ def measure(options: BenchmarkOptions, model: Any, peers: Mapping[int, Any], pro
 
 
 @torch.no_grad()
-def time_in_turns(runs: Mapping[str, Run]) -> dict[str, str]:
-    """Median time of each run in ms, with its ratio to that of the first."""
+def time_in_turns(runs: Mapping[str, Callable[[], Any]]) -> dict[str, str]:
+    """Median time in ms of each run, a function with all inputs prepared, and its ratio to the time of the first."""
     timers, times = {}, {name: list[float]() for name in runs}
     for name, run in runs.items():
         run(), run()  # a graph is recorded when its shape comes for the second time

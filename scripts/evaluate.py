@@ -21,10 +21,11 @@ from typing import Any
 import pandas as pd
 import torch
 from datasets import disable_progress_bars
+from transformers.utils import logging
 
 from traffic_vlm.common.files import DataError, atomic_write_text
 from traffic_vlm.common.loading import load_weights, parse_size, set_image_size
-from traffic_vlm.common.options import choose_threads, option, option_parser, silence_libraries
+from traffic_vlm.common.options import choose_threads, option, option_parser
 from traffic_vlm.configuration_traffic_vlm import height_and_width
 from traffic_vlm.data.datasets import add_questions, load_rows
 from traffic_vlm.data.near_duplicates import count_repeated
@@ -64,8 +65,7 @@ def evaluate(options: EvaluateOptions) -> None:
     for name in options.unseen:
         if not any(name in (source, *source.split("/")) for source in sources):
             raise DataError(f"--unseen {name}: no image is of this source, only of {', '.join(sources)}")
-    model = load_weights(options.model, dtype=torch.float32).eval()
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_weights(options.model, dtype=torch.float32).eval().to("cuda" if torch.cuda.is_available() else "cpu")
     processor = TrafficVLMProcessor.from_pretrained(options.model)
     default = height_and_width(model.config.vision_config.image_size)
     size = parse_size(options.image_size) if options.image_size else default
@@ -115,7 +115,7 @@ def write_report(report: dict[str, Any], answers: pd.DataFrame, thresholds: Thre
 def main() -> None:
     [options] = option_parser([EvaluateOptions], __doc__).parse_args_into_dataclasses()
     disable_progress_bars()
-    silence_libraries()
+    logging.disable_progress_bar()
     choose_threads()
     evaluate(options)
 
