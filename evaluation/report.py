@@ -63,7 +63,7 @@ def evaluate_model(
         paraphrased_images: number of images to ask about in paraphrases, and for contradictions; 0 leaves this out.
 
     Returns:
-        "images", "images_by_source", "questions"; "tables": {name: {row: {column: value}}}, without empty ones;
+        "images", "images_by_source"; "tables": {name: {row: {column: value}}}, without empty ones;
         "calibration", empty without yes/no questions. A metric without questions is None.
 
     Raises:
@@ -81,11 +81,9 @@ def evaluate_model(
     if getattr(model.config.vision_config, "located", None):
         pipe = TrafficVLMPipeline(model=model, processor=processor, device=model.device)
         tables["locating"] = locating_table(match_objects(pipe, rows))
-    in_words = int((~is_yes_no(answers)).sum())
     return {
         "images": len(rows),
         "images_by_source": answers.groupby("source")["image_id"].nunique().to_dict(),
-        "questions": {"yes_no": len(answers) - in_words, "words": in_words},
         "tables": {name: to_values(table) for name, table in tables.items() if len(table)},
         "calibration": calibrate(answers, model.config.yes_no_temperature),
     }
