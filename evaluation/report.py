@@ -28,22 +28,23 @@ MEAN_IMAGES = 1000  # for the mean image
 def quick_metrics(
     model: Any, processor: Any, rows: Sequence[Row], batch_size: int, answers: pd.DataFrame
 ) -> dict[str, float]:
-    """The metrics that training follows; a metric without questions is missing.
+    """The metrics that training follows: `answer_metrics`, "answer_loss" and its exp, the "perplexity"."""
+    loss = answer_loss(model, processor, rows, batch_size)
+    return answer_metrics(answers) | ({} if loss is None else {"answer_loss": loss, "perplexity": math.exp(loss)})
 
-    Args:
-        answers: the table of `predict` for `rows`.
+
+def answer_metrics(answers: pd.DataFrame) -> dict[str, float]:
+    """Metrics of a table of `predict`; a metric without questions is missing.
 
     Returns:
         "balanced_accuracy", and "balanced_accuracy_SOURCE" of each source; "exact_match" of answers in words;
-        "accuracy" over all questions; "ece", the calibration error of P(yes); "answer_loss" and its exp, "perplexity".
+        "accuracy" over all questions; "ece", the calibration error of P(yes).
     """
     groups = {"balanced_accuracy": answers}
     groups |= {f"balanced_accuracy_{name}": members for name, members in answers.groupby("source")}
     found = {name: metrics.balanced_accuracy(members, even_few=True) for name, members in groups.items()}
     found |= {"exact_match": metrics.exact_match(answers), "accuracy": metrics.mean(answers["is_right"])}
-    loss = answer_loss(model, processor, rows, batch_size)
-    found |= {"ece": metrics.calibration_error(answers), "answer_loss": loss}
-    found["perplexity"] = None if loss is None else math.exp(loss)
+    found |= {"ece": metrics.calibration_error(answers)}
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -30,8 +30,6 @@ FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("processor_config.json", "chat_template.jinja"),
 )
-VISION_TOWER = {"neck": "depthwise", "neck_width": 384, "num_hidden_layers": 2, "intermediate_size": 1536}
-VISION_TOWER |= {"image_size": 384, "pool_above": 320}
 
 
 @dataclass
@@ -52,17 +50,18 @@ def build(output_dir: Path) -> list[Path]:
     tokenizer = make_tokenizer()
     kept = {name: getattr(shipped, name) for name in ("yes_no_temperature", "size_temperatures", "dtype")}
     located = {"located": shipped.vision_config.located}
-    config = TrafficVLMConfig(VISION_TOWER | located, architectures=["TrafficVLMForConditionalGeneration"], **kept)
+    config = TrafficVLMConfig(located, architectures=["TrafficVLMForConditionalGeneration"], **kept)
     token_ids = {name: getattr(config.text_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     # The whole image is resized to a square (bicubic, no crop); pixels are scaled to [-1, 1].
     size = config.vision_config.image_size
     image_processor = SiglipImageProcessorPil(size={"height": size, "width": size})
-    taught = {"taught": processor.taught, "own_questions": processor.own_questions}
+    fields = {"taught": processor.taught, "own_questions": processor.own_questions, "questions": question_rules()}
+    fields["chat_template"] = (ROOT / "chat_template.jinja").read_text(encoding="utf-8")
     parts = (
         config,
         GenerationConfig(**token_ids, max_new_tokens=MAX_NEW_TOKENS, suppress_tokens=tokenizer.reserved_ids),
         # The processor marks its tokenizer and writes the tokenizer's files too: give it a copy, and write ours last.
-        TrafficVLMProcessor(image_processor, deepcopy(tokenizer), **taught, questions=question_rules()),
+        TrafficVLMProcessor(image_processor, deepcopy(tokenizer), **fields),
         tokenizer,
     )
     output_dir.mkdir(parents=True, exist_ok=True)

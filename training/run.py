@@ -1,10 +1,8 @@
-"""A training run: rows → model → Trainer → verdict → folder."""
+"""A training run: rows → model → batches → Trainer → verdict → folder."""
 
 import math
 import shutil
 import tempfile
-from collections.abc import Callable
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import torch
 from datasets import concatenate_datasets
 from transformers import TrainingArguments
 
-from ..common.files import atomic_write
+from ..common.files import DataError, atomic_write
 from ..data.datasets import Mixture
 from ..evaluation.compare import compare
 from ..tokenization_traffic_vlm import ANSWER_TOKENS
@@ -23,13 +21,9 @@ from .drawing import Drawing
 from .model import prepare_model
 from .options import TrainOptions
 from .publish import publish, write_card
-from .rows import check_scenes, open_datasets, own_questions, shared_groups_note, sources_of, split_for_evaluation
-from .trainer import BEFORE_FILE, AveragingTrainer, StartEpoch, TrafficTrainer, check_options, last_checkpoint
+from .rows import open_datasets, own_questions, shared_groups_note, sources_of, split_for_evaluation
+from .trainer import BEFORE_FILE, StartEpoch, TrafficTrainer, check_options, last_checkpoint
 from .words import add_words
-
-
-# Arguments of the library that a resumed run must have in common with the run that was stopped.
-KEPT = ("learning_rate", "per_device_train_batch_size", "seed")
 
 
 def train(arguments: TrainingArguments, options: TrainOptions) -> None:
@@ -40,105 +34,115 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
         OSError: a file cannot be read or written; or the Hub does not take the finished folder, which is complete by
             then: scripts/push_to_hub.py pushes it.
     """
-    if arguments.n_gpu > 1:  # DataParallel would separate rows of text from their images
-        raise ValueError(f"start one process for each GPU: torchrun --nproc_per_node {arguments.n_gpu}")
-    if arguments.dataloader_persistent_workers:
-        raise ValueError("--dataloader_persistent_workers must be false: they would repeat the first epoch")
-    base, folder = options.model_name_or_path, Path(arguments.output_dir)
-    if base and Path(base).resolve() == folder.resolve():
-        raise ValueError(f"--output_dir {folder} has the weights to start from: choose another folder")
+    check_arguments(arguments, options)
+    folder, has_questions = Path(arguments.output_dir), options.questions_per_image > 0
     rows = open_datasets(options.train_dataset, prefer="train")
     held = open_datasets(options.eval_dataset) if arguments.eval_strategy != "no" else []
-    check_options(folder, vars(options) | {name: getattr(arguments, name) for name in KEPT})
+    kept = ("learning_rate", "per_device_train_batch_size", "seed")  # with all own options, by a resumed run
+    check_options(folder, vars(options) | {name: getattr(arguments, name) for name in kept})
     push, arguments.push_to_hub = arguments.push_to_hub, False  # the finished folder is pushed, not each checkpoint
     arguments.load_best_model_at_end &= not options.average_decay
     arguments.dataloader_pin_memory &= arguments.device.type != "cpu"  # torch warns that it does nothing there
 
     torch.manual_seed(arguments.seed)
-    make = train_on_questions if options.questions_per_image else train_tower
-    trainer, finish = make(arguments, options, rows, held)
+    sources, own = sources_of(rows), list[tuple[str, str]]()
+    model, processor = prepare_model(options, len(sources))
+    vision_config = model.config.vision_config if has_questions else model.tower.config
+    if has_questions:
+        processor.tokenizer = add_words(model, processor.tokenizer, options.add_words)
+        own_questions(held, processor)
+        own = own_questions(rows, processor)
+        processor.own_questions |= any(processor.tokenizer.tokenize(text)[0] not in ANSWER_TOKENS for _, text in own)
+    drawn, eval_rows, note = choose_rows(arguments, options, rows, held, vision_config.image_size)
+    if note and arguments.should_log:
+        print(note)
+
+    targets, weights = {}, options.loss_weights()
+    if weights:  # a training without auxiliary losses loads none of their code
+        from .auxiliary.losses import make_targets
+
+        targets = make_targets(weights, processor, vision_config, sources)
+    collator = TrafficCollator(processor, options.questions_per_image, arguments.seed, targets, options.weighted_sizes)
+    trainer = TrafficTrainer(model, arguments, collator, drawn, eval_rows, processor, options=options)
+    if has_questions:  # a tower has one epoch
+        trainer.add_callback(StartEpoch(drawn, collator))
     checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
     if checkpoint and arguments.should_log:
         print(f"resuming from {checkpoint}")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     trainer.check_weights()
     trainer.average.swap()
+
     if trainer.is_world_process_zero():
-        finish()
-        if push and options.questions_per_image:
+        if has_questions:
+            save_model(trainer, options, note, own)
+        else:
+            save_tower(trainer, options)
+        if push and has_questions:
             token, private = arguments.hub_token, arguments.hub_private_repo
             publish(folder, arguments.hub_model_id or folder.name, token=token, private=private)
     trainer.accelerator.wait_for_everyone()  # a process that ends first would abort the others
     trainer.accelerator.end_training()
 
 
-def train_on_questions(
-    arguments: TrainingArguments, options: TrainOptions, rows: list[Any], held: list[Any]
-) -> tuple[TrafficTrainer, Callable[[], None]]:
-    """(Trainer of a full model, function that saves it): some of `rows` are held back if `held` is empty."""
-    sources = sources_of(rows)
-    model, processor = prepare_model(options, len(sources))
-    processor.tokenizer = add_words(model, processor.tokenizer, options.add_words)
-    own_questions(held, processor)
-    own = own_questions(rows, processor)
-    processor.own_questions |= any(processor.tokenizer.tokenize(text)[0] not in ANSWER_TOKENS for _, text in own)
-    eval_rows, note = None, ""
-    if arguments.eval_strategy != "no":
-        rows, eval_rows, note = split_for_evaluation(rows, held, options.max_eval_images)
-        arguments.eval_on_start = True  # a baseline for later evaluations
-    if note and arguments.should_log:
-        print(note)
-    mixture = Mixture(rows, options.train_weights, options.images_per_epoch, arguments.seed)
-    weights, targets = options.loss_weights(), {}
-    if weights:  # a training without auxiliary losses loads none of their code
-        from .auxiliary.losses import make_targets
-
-        targets = make_targets(weights, processor, model.config.vision_config, sources)
-    collator = TrafficCollator(
-        processor, options.questions_per_image, arguments.seed, targets=targets, sizes=options.weighted_sizes
-    )
-    parts = (model, arguments, collator, mixture, eval_rows, processor)
-    trainer = TrafficTrainer(*parts, average_decay=options.average_decay, loss_weights=weights)
-    trainer.add_callback(StartEpoch(mixture, collator))
-    return trainer, partial(finish_model, trainer, options, note, own)
+def check_arguments(arguments: TrainingArguments, options: TrainOptions) -> None:
+    """Raise a ValueError for arguments of the library that this training does not have."""
+    if arguments.n_gpu > 1:  # DataParallel would separate rows of text from their images
+        raise ValueError(f"start one process for each GPU: torchrun --nproc_per_node {arguments.n_gpu}")
+    if arguments.dataloader_persistent_workers:
+        raise ValueError("--dataloader_persistent_workers must be false: they would repeat the first epoch")
+    base, folder = options.model_name_or_path, arguments.output_dir
+    if base and Path(base).resolve() == Path(folder).resolve():
+        raise ValueError(f"--output_dir {folder} has the weights to start from: choose another folder")
 
 
-def train_tower(
-    arguments: TrainingArguments, options: TrainOptions, rows: list[Any], held: list[Any]
-) -> tuple[AveragingTrainer, Callable[[], None]]:
-    """(Trainer of a tower alone, function that saves it): the tower is evaluated on `held`, if there are any rows."""
-    from .auxiliary.losses import make_targets
+def choose_rows(
+    arguments: TrainingArguments, options: TrainOptions, rows: list[Any], held: list[Any], size: int
+) -> tuple[Any, Any, str]:
+    """(rows to train on, to evaluate on, note): for questions, some of `rows` are held back if `held` is empty.
 
-    sources = sources_of(rows)
-    model, processor = prepare_model(options, len(sources))
-    check_scenes([*options.train_dataset, *options.eval_dataset], [*rows, *held])
-    size, pictures = model.tower.config.image_size, arguments.per_device_train_batch_size
+    `size` is the default side in pixels of the images of a tower. Its run is one epoch.
+    """
+    if options.questions_per_image:
+        eval_rows, note = None, ""
+        if arguments.eval_strategy != "no":
+            rows, eval_rows, note = split_for_evaluation(rows, held, options.max_eval_images)
+            arguments.eval_on_start = True  # a baseline for later evaluations
+        return Mixture(rows, options.train_weights, options.images_per_epoch, arguments.seed), eval_rows, note
+    for folder, dataset in zip([*options.train_dataset, *options.eval_dataset], [*rows, *held]):
+        if not {"scene", "group"} <= set(getattr(dataset, "column_names", ())):
+            raise DataError(f"{folder} has no scenes or no groups; make the dataset with make_dataset.py")
+    pictures = arguments.per_device_train_batch_size
     batches = arguments.world_size * arguments.gradient_accumulation_steps  # of a step
-    if arguments.max_steps <= 0:  # the run is one epoch
+    if arguments.max_steps <= 0:
         images = arguments.num_train_epochs * options.images_per_epoch
         arguments.max_steps = math.ceil(images / (batches * pictures))
     drawing = Drawing(rows, options, size, pictures, arguments.max_steps * batches, arguments.seed)
-    eval_rows = concatenate_datasets(held) if held else None
-    if held and (note := shared_groups_note(rows, eval_rows)) and arguments.should_log:
-        print(note)
-    targets = make_targets(options.loss_weights(), processor, model.tower.config, sources)
-    parts = (model, arguments, TrafficCollator(processor, 0, targets=targets), drawing, eval_rows, processor)
-    trainer = AveragingTrainer(*parts, average_decay=options.average_decay)
-    return trainer, partial(finish_tower, trainer, options.eval_sizes or [size])
+    return drawing, concatenate_datasets(held) if held else None, shared_groups_note(rows, held)
 
 
-def finish_model(trainer: TrafficTrainer, options: TrainOptions, note: str, own: list[tuple[str, str]]) -> None:
-    """Save the finished model with its card, and print the verdict."""
+def save_model(trainer: TrafficTrainer, options: TrainOptions, note: str, own: list[tuple[str, str]]) -> None:
+    """Save the finished model in bfloat16, with its processor, training head and card, and print the verdict."""
     folder, model, processor = Path(trainer.args.output_dir), trainer.model, trainer.processing_class
-    model.config.use_cache = True  # the library's Trainer turns it off
     verdict = None
     if trainer.eval_dataset is not None and (folder / BEFORE_FILE).is_file():
-        verdict = compare(pd.read_parquet(folder / BEFORE_FILE), trainer.answers(trainer.eval_dataset))
+        verdict = compare(pd.read_parquet(folder / BEFORE_FILE), trainer.answers())
     verdict = verdict or "Whether training made the model better was not measured."
+    head = model._modules.pop("training_head")
     if processor.taught is not None:  # else it is not known what the weights were taught before
-        taught = model.training_head["words"].taught(processor.tokenizer, chain.from_iterable(own))
+        taught = head["words"].taught(processor.tokenizer, chain.from_iterable(own))
         processor.taught = sorted({*processor.taught, *taught})
-    save_folder(model, processor, folder)
+    model.config.use_cache = True  # the library's Trainer turns it off
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:  # each file of the folder is complete or absent
+        model.bfloat16().save_pretrained(temporary)
+        processor.save_pretrained(temporary)
+        if "head" in head:
+            from .auxiliary.presence import save_training_head
+
+            save_training_head(head["head"], Path(temporary))
+        for path in Path(temporary).iterdir():
+            with atomic_write(folder / path.name) as complete:
+                shutil.move(path, complete)
     story, steps = f"{verdict}\n{note}".strip(), trainer.state.global_step
     write_card(folder, options.model_name_or_path, options.train_dataset, steps, story)
     print(f"{verdict}\nThe model is in {folder}. Ask it:")
@@ -146,31 +150,14 @@ def finish_model(trainer: TrafficTrainer, options: TrainOptions, note: str, own:
     print("checkpoint-* (to resume this training) and runs (logs) in it can be deleted.")
 
 
-def save_folder(model: Any, processor: Any, folder: Path) -> None:
-    """Write the finished model with its code, its processor and the training head; each file is complete or absent.
+def save_tower(trainer: TrafficTrainer, options: TrainOptions) -> None:
+    """Save the finished tower with its head, for `--vision_tower`, and its answers at all sizes of evaluation."""
+    from .auxiliary.presence import save_training_head
+    from .auxiliary.tower import write_report
 
-    The model is converted to bfloat16; the training head stays in float32.
-    """
-    training_head = model._modules.pop("training_head")
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        if "head" in training_head:
-            from .auxiliary.presence import save_training_head
-
-            save_training_head(training_head["head"], Path(temporary))
-        model.bfloat16().save_pretrained(temporary)
-        processor.save_pretrained(temporary)
-        for path in Path(temporary).iterdir():
-            with atomic_write(folder / path.name) as complete:
-                shutil.move(path, complete)
-
-
-def finish_tower(trainer: AveragingTrainer, sizes: list[int]) -> None:
-    """Write the finished tower, and evaluate it at all sizes."""
-    from .auxiliary.tower import answer_presence, write_tower
-
-    folder, answers = Path(trainer.args.output_dir), None
+    folder, model = Path(trainer.args.output_dir), trainer.model
+    model.tower.save_pretrained(folder / "tower")
+    save_training_head(model.training_head["head"], folder / "tower")
     if trainer.eval_dataset is not None:
-        with trainer.accelerator.autocast():
-            answers = answer_presence(trainer.model, trainer.eval_dataset, sizes)
-    write_tower(trainer.model, answers, folder)
+        write_report(trainer.answers(options.eval_sizes), folder)
     print(f"The tower is in {folder / 'tower'}. checkpoint-* (to resume this training) in {folder} can be deleted.")
