@@ -449,6 +449,8 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
     @can_return_tuple
     def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
         """Image tokens of pixels [I,3,H,W]: `last_hidden_state` [I,P,width], and projected `pooler_output` [I,P,C]."""
+        if (fast := self.fast) is not None:
+            fast.look_for_changes()
         check_pixels(pixel_values, self.pixel_shape, self.any_size)
         tokens = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True, **kwargs)[0]
         return BaseModelOutputWithPooling(last_hidden_state=tokens, pooler_output=self.projector(tokens))

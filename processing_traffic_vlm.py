@@ -153,7 +153,7 @@ class TrafficVLMProcessor(ProcessorMixin):
     """Combine an image processor and the tokenizer.
 
     Args:
-        image_processor: an image processor of transformers that returns pixels [I,3,256,256].
+        image_processor: an image processor of transformers that returns pixels [I,3,H,W].
         tokenizer: the `TrafficVLMTokenizer`.
         chat_template: a Jinja template; that of the repository makes a prompt of the last user message's text.
         taught: the content words that the weights were taught. None if they are not known.
