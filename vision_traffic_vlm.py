@@ -55,7 +55,8 @@ class TrafficVLMDepthwiseConv2d(nn.Conv2d):
         is_slow = x.device.type == "cpu" and (self.kernel_size[0] > 3 or self.stride[0] > 1)
         if is_slow and torch.is_grad_enabled() and torch.is_autocast_enabled("cpu"):
             with torch.autocast("cpu", enabled=False):
-                return super().forward(x.float()).to(torch.get_autocast_dtype("cpu"))
+                y = self._conv_forward(x.float(), self.weight.float(), None)  # weights can be bfloat16, too
+                return y.to(torch.get_autocast_dtype("cpu"))
         return super().forward(x)
 
 

@@ -58,9 +58,10 @@ def test_a_layer_keeps_the_shape_and_reads_7_by_7_patches():
 
 
 @pytest.mark.parametrize(("kernel_size", "stride"), [(3, 1), (5, 1), (3, 2), (5, 2), (7, 1)])
-def test_depthwise_gradients_in_bfloat16_equal_those_of_torch(kernel_size, stride):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_depthwise_gradients_in_bfloat16_equal_those_of_torch(kernel_size, stride, dtype):
     torch.manual_seed(0)
-    convolution, gradients = TrafficVLMDepthwiseConv2d(4, kernel_size, stride), []
+    convolution, gradients = TrafficVLMDepthwiseConv2d(4, kernel_size, stride).to(dtype), []
     for forward in (TrafficVLMDepthwiseConv2d.forward, torch.nn.Conv2d.forward):
         x = pixels(2, 4, 12, 12).requires_grad_()
         with torch.autocast("cpu", torch.bfloat16):
