@@ -224,12 +224,13 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
     ) -> EncodedImages | None:
         """The given encoded images, or those of new pixels or tokens, with the given mask; None without images.
 
-        Encoded images of other weights are refused.
+        Encoded images of other weights are refused, but by a decoder alone: their version is that of a full model.
         """
         if new is not None and encoded_images is not None:
             raise ValueError(f"Give one of {IMAGES}, not several.")
-        if encoded_images is not None and encoded_images.weights_version and not is_torchdynamo_compiling():
-            if encoded_images.weights_version != self.weights_version():
+        version = getattr(encoded_images, "weights_version", None) if hasattr(self, "vision_tower") else None
+        if encoded_images is not None and version and not is_torchdynamo_compiling():
+            if version != self.weights_version():
                 raise ValueError("encoded_images come from another model, or from weights that have changed since.")
             encoded_images = replace(encoded_images, weights_version=None)  # check once, not in every later pass
         images = encoded_images if new is None else self.encode(new)
