@@ -99,7 +99,8 @@ class TrafficVLMObjectTokens(nn.Module):
         counts = torch.cat([thirds.sum(-1, keepdim=True), thirds], -1).log1p()  # [B,K,4]
         look = self.look(self.look_norm(largest_look(heat, centers[:, -4:].float(), features)))
         x = torch.cat([self.counts(counts.to(look.dtype)), look], -1)
-        tokens: torch.Tensor = self.classes.weight + self.to_hidden(nn.functional.gelu(x))
+        names = self.classes(torch.arange(x.shape[1], device=x.device))  # not `weight`, which can be offloaded
+        tokens: torch.Tensor = names + self.to_hidden(nn.functional.gelu(x))
         return tokens
 
 
