@@ -32,6 +32,12 @@ CUSTOM_PIPELINES = {
         "type": "multimodal",
     }
 }
+TEXT_AUTO_MAP = {
+    "AutoConfig": "configuration_traffic_vlm.TrafficVLMTextConfig",
+    "AutoModel": "modeling_traffic_vlm.TrafficVLMTextModel",
+    "AutoModelForCausalLM": "modeling_traffic_vlm.TrafficVLMForCausalLM",
+}
+
 SIDE_STEP = 32  # pixels of one cell of the coarsest feature map: sides of images are multiples
 
 
@@ -198,6 +204,10 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         if self.kv_latent_size is None:
             return self.num_key_value_heads, self.head_dim, self.head_dim
         return 1, self.kv_latent_size + self.rope_head_dim, 0
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        self.auto_map = dict(TEXT_AUTO_MAP)  # only here: the full model's configuration has its own
+        super().save_pretrained(save_directory, *args, **kwargs)
 
 
 class TrafficVLMVisionConfig(PreTrainedConfig):

@@ -15,7 +15,7 @@ from transformers import Cache, GenerationConfig
 from transformers.generation import GenerationMixin, LogitsProcessorList, SuppressTokensLogitsProcessor
 
 from .cache_traffic_vlm import CACHE_NAME, TrafficVLMCache, either_cache, holds_image
-from .checks_traffic_vlm import check_image_index, check_prompt_ends, padding_mask
+from .checks_traffic_vlm import check_cache, check_image_index, check_prompt_ends, check_text, padding_mask
 
 
 MAX_NEW_TOKENS = 32  # default for an answer: sentences have up to 24 words, and punctuation
@@ -53,9 +53,12 @@ class TrafficVLMGenerationMixin(GenerationMixin):
                 raise ValueError(f"generate() continues one text per row, got packed rows ({name}): use packed=False.")
         text_config, past_key_values = self.config.get_text_config(), either_cache(past_key_values, cache)
         if past_key_values is not None:
+            check_cache(past_key_values)
             kwargs[CACHE_NAME] = past_key_values
         ids = kwargs.get("input_ids") if inputs is None else inputs
         if isinstance(ids, torch.Tensor) and past_key_values is None:
+            # Errors that the library would hide, as it fails before the first pass.
+            check_text(text_config, ids, None, kwargs.get("attention_mask"), kwargs.get("position_ids"))
             check_prompt_ends(ids[:, -1], text_config.eos_token_id)
         self._encode_once(kwargs.get("inputs_embeds") if ids is None else ids, kwargs)
         mask = kwargs.get("attention_mask")
