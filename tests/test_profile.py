@@ -11,7 +11,7 @@ from tiny import ROOT
 
 LIMIT = 50  # functions of ours, without the tower, attention, layers and reading a question for the first time
 LAYERS = ("vision_traffic_vlm.py", "locating_traffic_vlm.py", "attention_traffic_vlm.py")
-INSIDE = ("TrafficVLMVisionConfig.", "TrafficVLMDecoderLayer.", "TrafficVLMMLP.", "FastForward.")
+INSIDE = ("token_grid", "TrafficVLMDecoderLayer.", "TrafficVLMMLP.", "FastForward.")
 
 
 def functions_of(call) -> set[str]:
