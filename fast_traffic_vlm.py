@@ -36,7 +36,7 @@ from .vision_traffic_vlm import TrafficVLMConvNorm
 Pass = Callable[[torch.Tensor], torch.Tensor]
 Tensors = Sequence[torch.Tensor]
 
-SAMPLED = 64  # bytes of each tensor in a checksum, at most twice as many
+SAMPLED = 32  # bytes of each tensor in a checksum, at most twice as many
 MOST = 16  # recorded passes; then all are dropped
 
 
@@ -53,13 +53,16 @@ class Sample:
         self.members = list(chain.from_iterable(map(dict.values, self.groups)))
         self.tensors = [one for one in self.members if isinstance(one, torch.Tensor)]
         self.addresses = list(map(torch.Tensor.data_ptr, self.tensors))
-        self.views: dict[torch.device, list[torch.Tensor]] = {}
+        self.near: list[Any] = []  # NumPy arrays of tensors on the CPU: six times as fast to read as tensors
+        self.far: dict[torch.device, list[torch.Tensor]] = {}
         for tensor in self.tensors:
-            if tensor.device.type != "meta":  # its values are elsewhere, and accelerate fetches them
-                stored = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-                start, step = tensor.storage_offset() * tensor.element_size(), tensor.nbytes // SAMPLED
-                view = stored[start : start + tensor.nbytes : step | 1]  # odd: every byte of a number has its turn
-                self.views.setdefault(tensor.device, []).append(view)
+            stored = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+            start, step = tensor.storage_offset() * tensor.element_size(), tensor.nbytes // SAMPLED
+            view = stored[start : start + tensor.nbytes : step | 1]  # odd: every byte of a number has its turn
+            if tensor.device.type == "cpu":
+                self.near.append(view.numpy())
+            elif tensor.device.type != "meta":  # its values are elsewhere, and accelerate fetches them
+                self.far.setdefault(tensor.device, []).append(view)
 
     def __reduce__(self) -> Any:
         return type(None), ()  # a copied module has other tensors
@@ -83,8 +86,9 @@ def checksum(module: nn.Module) -> str:
     It is the same in every process that has loaded the same file. A change of a small part of a tensor, such as one
     embedding, may be missed.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    for views in sample_of(module).views.values():
+    sample = sample_of(module)
+    digest = hashlib.blake2b(b"".join(view.tobytes() for view in sample.near), digest_size=16)
+    for views in sample.far.values():
         digest.update(torch.cat(views).cpu().numpy().tobytes())
     return digest.hexdigest()
 
