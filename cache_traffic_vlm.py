@@ -33,13 +33,7 @@ KeyValues = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, e
 
 
 def either_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | None:
-    """The cache that was passed by either name.
-
-    Raises:
-        ValueError: both are passed.
-    """
-    if past_key_values is not None and cache is not None:
-        raise ValueError("Pass either cache or past_key_values, not both: they are two names of one argument.")
+    """The cache that was passed by either name."""
     return past_key_values if cache is None else cache
 
 

@@ -8,7 +8,6 @@ import torch
 from transformers import DynamicCache
 
 from tiny import pack, random_ids, random_pixels, tiny_decoder
-from traffic_vlm.modeling_traffic_vlm import TrafficVLMForSequenceClassification
 
 
 IDS = torch.full((2, 3), 7)
@@ -68,32 +67,6 @@ def test_bad_input_of_the_decoder(decoder, inputs, message):
         inputs = inputs | {"past_key_values": decoder(IDS[:1, :length], use_cache=True).past_key_values}
     with pytest.raises(ValueError, match=re.escape(message)):
         decoder(**{"input_ids": IDS} | inputs)
-
-
-def test_an_image_for_a_decoder_without_cross_attention():
-    with pytest.raises(ValueError, match="None: no cross-attention"):
-        tiny_decoder(encoder_hidden_size=None)(IDS, encoder_hidden_states=TOKENS)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({"labels": IDS.float()}, "labels must be int64 [2,3] to match the logits, got float32 [2, 3]"),
-        ({"labels": IDS, "logits_to_keep": 1}, "labels must be int64 [2,1]"),
-        ({"labels": IDS + 493}, "labels must be in [0, 500) or -100 (ignored), got 500"),
-        ({"pixel_values": PIXELS, "encoder_hidden_states": TOKENS}, "Give one of pixel_values, encoded_images or"),
-        ({"encoder_attention_mask": torch.ones(2, 256)}, "encoder_attention_mask needs an image: pixel_values"),
-    ],
-)
-@torch.no_grad()
-def test_bad_input_of_forward(model, inputs, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        model(IDS, **inputs)
-
-
-def test_the_classifier_needs_the_ends_of_packed_questions(model):
-    with pytest.raises(ValueError, match="need question_ends"):
-        TrafficVLMForSequenceClassification(model.config)(IDS, PIXELS, segment_ids=torch.ones(2, 3))
 
 
 def test_packed_rows_need_an_attention_that_takes_masks():

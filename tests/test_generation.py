@@ -82,7 +82,6 @@ def test_prompt_lookup_and_assisted_decoding_equal_greedy(model, expected):
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_beams": 3},
         {"num_beams": 3, "num_return_sequences": 2},
         {"num_beams": 2, "cache_implementation": "static"},
         {"num_beams": 2, "use_cache": False},
@@ -165,14 +164,6 @@ def test_a_given_cache_keeps_the_image(model, expected, static, name):
 
 
 @torch.no_grad()
-def test_both_names_of_a_cache_are_refused(model):
-    cache = TrafficVLMCache(config=model.config.text_config)
-    for call in (model, model.model, model.get_decoder(), model.generate):
-        with pytest.raises(ValueError, match="Pass either cache or past_key_values, not both"):
-            call(IDS, past_key_values=cache, cache=cache)
-
-
-@torch.no_grad()
 def test_a_cache_refuses_another_image_or_mask(model):
     mask = torch.ones(2, 256)
     mask[:, 100:] = 0
@@ -210,15 +201,6 @@ def test_generation_stops_at_eos_and_pads(model, expected):
     assert output[0].tolist() == expected[0, : end + 1].tolist() + [0] * (13 - end)
 
 
-def test_pipelines_keep_the_number_of_new_tokens_of_the_model(model):
-    """Pipelines of older releases of transformers pass their own default, by name, when they are built."""
-    for given, new_tokens in ((256, 32), (8, 8)):
-        config, _ = model._prepare_generation_config(generation_config=GenerationConfig(max_new_tokens=given))
-        assert config.max_new_tokens == new_tokens
-    with pytest.raises(ValueError, match="max_new_tokens=256"):  # of somebody who calls it
-        model.generate(IDS, pixel_values=PIXELS, generation_config=GenerationConfig(max_new_tokens=256))
-
-
 # --- bad input ---
 
 LEFT_OVER = torch.tensor([[1, 1, 1, 1, 1, 0]])
@@ -229,7 +211,6 @@ RIGHT_PADDED = 'pass padding_side="left" to the processor'
     ("inputs", "message"),
     [
         ({"input_ids": IDS[:1] * LEFT_OVER}, RIGHT_PADDED),
-        ({"attention_mask": LEFT_OVER, "past_key_values": 3}, RIGHT_PADDED),
         (pack([random_ids(4), random_ids(3)]), "packed rows (segment_ids): use packed=False"),
         ({"input_ids": torch.tensor([[0, 7, 3]])}, "A prompt ends in [EOS] (3)"),
         ({"input_ids": random_ids(1, 121)}, "121 tokens and max_new_tokens=8 make 129 tokens"),

@@ -244,13 +244,6 @@ def test_the_loss_is_the_mean_over_labeled_next_tokens(model):
     close(halved, output.loss / 2)  # Trainer divides by the tokens of all accumulated batches
 
 
-def test_the_trainers_use_cache_reaches_the_decoder():
-    model = tiny_model()
-    for use_cache in (True, False):
-        model.config.use_cache = use_cache
-        assert (model(random_ids(1, 4), random_pixels(1)).get(CACHE_NAME) is not None) == use_cache
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("origin", ["copy", "file"])
 def test_the_embedding_of_pad_stays_zero_in_training(tmp_path, origin, dtype):
@@ -362,12 +355,3 @@ def test_a_saved_folder_is_complete_without_the_tied_head(tmp_path):
         model.load_state_dict(saved, strict=False)  # as the library's Trainer loads checkpoints
         assert model.lm_head.weight is model.get_input_embeddings().weight
         assert torch.equal(model.lm_head.weight, saved["model.text_model.embed_tokens.weight"])
-
-
-@each_attention
-@torch.no_grad()
-def test_a_compiled_model_equals_the_eager_one(attention):
-    model = tiny_model(text=attention | {"num_hidden_layers": 1})
-    ids, image = random_ids(1, 6), model.encode_images(random_pixels(1))
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    close(compiled(ids, encoded_images=image, use_cache=False).logits, model(ids, encoded_images=image).logits)

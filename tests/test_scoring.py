@@ -12,7 +12,6 @@ from torch import nn
 
 from tiny import close, count_calls, each_attention, pack, random_ids, random_pixels, stack, tiny_model
 from traffic_vlm.cache_traffic_vlm import EncodedImages
-from traffic_vlm.checks_traffic_vlm import packed_mask
 
 
 QUESTIONS = [random_ids(4, seed=1), random_ids(3, seed=2)]
@@ -77,18 +76,12 @@ def test_probabilities_and_maps_are_float32_in_a_bfloat16_model(model):
     close(maps.sum((-1, -2)), torch.ones(2, 5))
 
 
-ENDED = torch.tensor([[7, 8, 3]])
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         (pack(QUESTIONS) | {"pixel_values": None}, "Questions need pixel_values or encoded_images"),
         (pack(QUESTIONS) | {"question_ends": None}, "Packed rows (segment_ids) need question_ends"),
-        (pack(QUESTIONS) | {"position_ids": None}, "segment_ids need position_ids"),
-        (pack([QUESTIONS[0], ENDED[0]]), "A prompt ends in [EOS] (3)"),
-        ({"input_ids": ENDED}, "A prompt ends in [EOS] (3)"),
-        ({"input_ids": ENDED, "attention_mask": ENDED[:, 1:]}, "attention_mask must be [1,3]"),
+        (pack([QUESTIONS[0], torch.tensor([7, 8, 3])]), "A prompt ends in [EOS] (3)"),
     ],
 )
 def test_bad_questions_are_errors_that_name_the_value(model, row, message):
@@ -111,9 +104,6 @@ def test_encoded_images_replace_pixels(model):
     for index in (1, -2, slice(1, 2), [1], torch.tensor(1)):
         close(model(ids[1:2], encoded_images=encoded[index]).logits, expected[1:2])
         close(encoded[index].pixel_values, pixels[1:2])
-    assert [len(image) for image in encoded] == [1, 1, 1]
-    with pytest.raises(IndexError, match="index 3 is out of bounds"):
-        encoded[3]
 
 
 @torch.no_grad()
@@ -123,10 +113,6 @@ def test_joined_encoded_images(model):
     joined, order = EncodedImages.join(parts), torch.tensor([2, 0, 1])
     assert torch.equal(joined.pixel_values, pixels[order])
     close(model(ids, encoded_images=joined).logits, model(ids, pixels[order]).logits)
-    other, hidden = tiny_model(seed=1).encode_images(pixels), model.encode_images(pixels, torch.ones(3, 256))
-    for wrong, message in ((other, "of one model, got images of 2"), (hidden, "with and without an attention mask")):
-        with pytest.raises(ValueError, match=message):
-            EncodedImages.join([parts[0], wrong])
 
 
 @torch.no_grad()
@@ -150,13 +136,6 @@ def test_encoded_images_of_other_weights_are_refused(model):
             model(ids, encoded_images=other.encode_images(pixels))
     with pytest.raises(ValueError, match="Give one of pixel_values, encoded_images"):
         model(ids, pixels, encoded_images=model.encode_images(pixels))
-
-
-def test_the_version_of_weights_is_their_content():
-    """The same in every process, so that saved images can be loaded by another."""
-    model, version = tiny_model().double().model, tiny_model().model.weights_version()
-    assert model.weights_version() != version
-    assert model.float().weights_version() == version  # moved there and back
 
 
 # --- attention maps and masks ---
@@ -185,19 +164,3 @@ def test_maps_of_packed_and_padded_rows(model):
     maps = model.attention_maps(**pack(QUESTIONS, padding=2), pixel_values=pixels)
     assert not maps[0, :2].any()
     close(maps[0, 2:], torch.cat([model.attention_maps(question[None], pixels)[0] for question in QUESTIONS]))
-
-
-def test_bad_maps_are_errors_and_leave_no_hooks(model):
-    with pytest.raises(ValueError, match="needs pixel_values or encoded_images"):
-        model.attention_maps(random_ids(1, 4))
-    with pytest.raises(ValueError, match="the vocabulary"):  # found by the decoder
-        model.attention_maps(random_ids(1, 4) + 500, random_pixels(1))
-    assert not any(layer.cross_attn._forward_hooks for layer in model.model.text_model.layers)
-
-
-def test_the_mask_of_an_example():
-    segments = torch.tensor([[1, 1, 1, 2, 2]])
-    real = torch.tensor([[0, 1, 1, 1, 1]])  # padding within question 1
-    seen = packed_mask(segments, real, 6)  # with one column of a static cache beyond the row
-    rows = ["000000", "010000", "011000", "000100", "000110"]
-    assert ["".join(map(str, row)) for row in seen[0, 0].int().tolist()] == rows
