@@ -18,21 +18,15 @@ PIXELS = random_pixels(2)
     ("inputs", "message"),
     [
         ({"input_ids": IDS.float()}, "input_ids must be integers [rows,tokens], at least one token; got float32"),
-        ({"input_ids": IDS[:, :0]}, "got int64 [2, 0]"),
         ({"input_ids": IDS + 493}, "input_ids must be in [0, 500), the vocabulary; got 500"),
         ({"input_ids": None, "inputs_embeds": torch.ones(2, 3, 31)}, "inputs_embeds must be floats [rows,tokens,32]"),
         ({"attention_mask": torch.ones(2, 4)}, "attention_mask must be [2,3], rows by 0 cached and 3 new tokens; got"),
-        ({"position_ids": torch.arange(4)[None]}, "position_ids must be integers [2,3] to match the tokens"),
         ({"encoder_attention_mask": torch.ones(1, 256)}, "encoder_attention_mask must be [2, 256]"),
         ({"pixel_values": torch.zeros(2, 3, 200, 224)}, "must be [images,3,256,256], got [2, 3, 200, 224]"),
         ({"pixel_values": PIXELS * math.nan}, "without NaN or infinity; got nan..nan"),
-        ({"pixel_values": torch.full_like(PIXELS, -10.1)}, "normalized, as the processor returns them, in -10..10"),
         ({"pixel_values": torch.ones_like(PIXELS, dtype=torch.uint8)}, "normalized floats"),
         ({"pixel_values": random_pixels(3)}, "2 rows of text for 3 images"),
-        ({"image_index": torch.tensor([0.0, 1.0])}, "image_index must be integers [2], one index per row; got fl"),
         ({"image_index": torch.tensor([0, 2])}, "image_index must be in [0, 2); got 2"),
-        ({"pixel_values": None, "image_index": torch.tensor([0, 0])}, "image_index needs an image: pixel_values"),
-        ({"past_key_values": ((torch.zeros(1),) * 2,)}, "past_key_values must be a cache, got tuple"),
         ({"past_key_values": DynamicCache()}, "must be a TrafficVLMCache, got DynamicCache"),
     ],
 )
@@ -53,12 +47,9 @@ ROW = {name: tensor for name, tensor in pack([IDS[0], IDS[0]]).items() if name !
     [
         ({"input_ids": None}, "exactly one of input_ids and inputs_embeds"),
         ({"input_ids": random_ids(1, 129)}, "A text of 129 tokens is longer than max_position_embeddings=128"),
-        ({"encoder_hidden_states": TOKENS[:1]}, "2 rows of text for 1 images"),
         ({"output_attentions": True}, "load with attn_implementation='eager'"),
-        ({"segment_ids": IDS[:, :2]}, "segment_ids must be [2,3] with an empty cache, got [2, 2]"),
         (ROW | {"position_ids": None}, "segment_ids need position_ids that start at 0 for each question, got None"),
         (ROW | {"attention_mask": None, "past_key_values": 2}, "with 2 cached tokens"),
-        ({"attention_mask": torch.ones(2, 9), "past_key_values": 2}, "2 cached and 3 new tokens; got [2, 9]"),
     ],
 )
 @torch.no_grad()

@@ -6,10 +6,8 @@ import shutil
 import sys
 
 import pytest
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from tiny import ROOT, new_process, tiny_model
-from traffic_vlm.images_traffic_vlm import Region
 from traffic_vlm.training.publish import MARK, publish, upload, write_card
 
 
@@ -151,11 +149,3 @@ def test_code_imports_only_what_users_of_transformers_have():
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 modules = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
                 assert {module.partition(".")[0] for module in modules} <= allowed, f"{name}:{node.lineno}"
-
-
-def test_a_region_of_another_copy_of_the_code_is_read():
-    """The library loads the code of the processor and of the pipeline once each."""
-    remote = get_class_from_dynamic_module("processing_traffic_vlm.TrafficVLMProcessor", str(ROOT))
-    copied = sys.modules[remote.__module__].Region
-    assert copied is not Region
-    assert Region.of(copied(0.25, 0, 0.5, 0.5)) == Region(0.25, 0, 0.5, 0.5)

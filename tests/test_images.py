@@ -2,7 +2,6 @@
 
 import base64
 import io
-import subprocess
 import warnings
 
 import numpy as np
@@ -31,16 +30,11 @@ PICTURES = {
     "tensor CHW": (torch.tensor(HWC.transpose(2, 0, 1).copy()), RGB),
     "unit floats": (HWC / 255, RGB),
     "byte floats": (HWC.astype(np.float32), RGB),
-    "overshooting unit floats": (np.where(HWC == 200, 1.004, -0.003), RED),
-    "bytes as int64": (HWC.astype(np.int64), RGB),
-    "bfloat16": (torch.ones(3, 6, 5, dtype=torch.bfloat16, requires_grad=True), WHITE),
     "gray 1HW": (np.full((1, 6, 5), 90, dtype=np.uint8), (90,) * 3),
     "transparent RGBA": (np.zeros((6, 5, 4), dtype=np.uint8), WHITE),
-    "mode 1": (Image.new("1", (5, 6), 0), (0, 0, 0)),
     "mode RGBA": (Image.new("RGBA", (5, 6), (0, 0, 0, 102)), (153, 153, 153)),
     "mode LA": (Image.new("LA", (5, 6), (0, 0)), WHITE),
     "mode CMYK": (Image.new("CMYK", (5, 6), (0, 255, 255, 0)), RED),
-    "mode F": (Image.new("F", (5, 6), 0.5), (128, 128, 128)),
 }
 
 
@@ -112,15 +106,11 @@ SWAPPED = (
         ("RGB", GREEN, SWAPPED, RED),
         ("RGBA", (*GREEN, 128), SWAPPED, (255, 127, 127)),
         ("RGB", GREEN, SRGB, GREEN),
-        ("RGB", GREEN, SWAPPED[:200], GREEN),  # damaged
-        ("RGB", GREEN, SWAPPED.replace(b"RGB ", b"GRAY", 1), GREEN),  # of another kind of image: ignored
     ],
 )
 def test_colors_are_those_of_the_icc_profile(tmp_path, mode, fill, profile, seen):
     Image.new(mode, (4, 3), fill).save(tmp_path / "a.png", icc_profile=profile)
-    once = to_rgb(tmp_path / "a.png")
-    for image in (once, to_rgb(once)):  # applied once, however often read
-        assert_color(image, seen, tolerance=1)
+    assert_color(to_rgb(tmp_path / "a.png"), seen, tolerance=1)
 
 
 # --- sources ---
@@ -136,14 +126,11 @@ def test_all_sources_give_the_same_picture(monkeypatch, tmp_path):
     content = path.read_bytes()
     written, cells = io.BytesIO(), [{"bytes": content, "path": None}, {"bytes": None, "path": str(path)}]
     picture.save(written, "png")  # it is at its end
-    safe = encoded.rstrip("=").translate({43: 45, 47: 95})  # URL-safe, without padding
-    sources = [picture, array, path, str(path), encoded, "data:image/png;base64," + encoded, safe, url]
-    sources += [content, bytearray(content), memoryview(content), written, *cells]
+    sources = [picture, array, path, str(path), encoded, "data:image/png;base64," + encoded, url]
+    sources += [content, bytearray(content), written, *cells]
     with open(path, "rb") as file:
         for source in [*sources, file, file]:  # twice
             assert np.array_equal(to_rgb(source), array)
-    with subprocess.Popen(["cat", path], stdout=-1) as process:
-        assert np.array_equal(to_rgb(process.stdout), array)
 
 
 @pytest.mark.parametrize(
@@ -151,17 +138,10 @@ def test_all_sources_give_the_same_picture(monkeypatch, tmp_path):
     [
         (np.full((4, 4, 3), np.nan), ValueError, r"ndarray of shape \(4, 4, 3\).*NaN or infinite"),
         (np.zeros((7, 5, 2)), ValueError, r"shape \(7, 5, 2\).*channels"),
-        (np.zeros((0, 4, 3)), ValueError, r"shape \(0, 4, 3\)"),
         (Image.new("RGB", (0, 5)), ValueError, r"no pixels.*0 x 5"),
         (np.linspace(-2, 2.5, 16).reshape(4, 4), ValueError, r"0\.\.1 .*or 0\.\.255 .*not normalized, got -2\.\.2\.5"),
-        (np.linspace(0, 1.1, 16).reshape(4, 4), ValueError, r"up to 1\.05\) or .* above 16\), .* got 0\.\.1\.1"),
         ("no/such/file.png", ValueError, r"'no/such/file\.png'.*no such file"),
-        ("/data/" * 2000 + "1.png", ValueError, r"^.{0,80}'/data/.*1\.png': no such file"),
-        ({"bytes": None, "path": None}, TypeError, r"dict \{'bytes': None, 'path': None\}: expected a PIL"),
-        ({"bytes": b"GIF", "path": "x.gif"}, ValueError, r"'x\.gif': Pillow cannot identify its format"),
         (b"\xff" * 10_000, ValueError, r"image of 10,000 bytes: Pillow cannot identify its format"),
-        (io.StringIO("a.png"), TypeError, r"StringIO .*: expected a file that is open in binary mode"),
-        ({"pixels": [255] * 10_000}, TypeError, r"dict \{'pixels': \[255, .* bytes or an open file$"),
         (None, TypeError, r"NoneType None: expected a PIL image"),
     ],
 )

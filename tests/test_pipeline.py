@@ -246,35 +246,15 @@ def test_iterators_and_datasets_are_read_as_they_are_consumed(vqa, pictures):
             return {"image": pictures[index], "question": CAR}
 
     assert list(vqa(Frames())) == expected
-    rows = datasets.Dataset.from_dict({"image": [np.asarray(picture).tolist() for picture in pictures]})
-    assert list(vqa(rows.with_format("numpy"), CAR)) == expected
     rows = datasets.Dataset.from_dict({"image": pictures}, datasets.Features({"image": datasets.Image(decode=False)}))
     assert list(vqa(rows, CAR)) == vqa(rows["image"], CAR) == expected
 
 
-def test_one_pass_answers_all_questions_and_each_is_tokenized_once(vqa, processor, pictures, monkeypatch):
-    texts, tokenize = [], processor.prompt
-    monkeypatch.setattr(processor, "prompt", lambda question: texts.append(question) or tokenize(question))
+def test_one_pass_answers_all_questions(vqa, pictures):
     calls, passes = count_calls(vqa.model.model.vision_tower), count_calls(vqa.model.model.text_model.layers[0])
-    asked = [f"Is there a {thing} near a ship?" for thing in ("car", "bus", "dog")]  # not asked before
+    asked = [f"Is there a {thing} near a ship?" for thing in ("car", "bus", "dog")]
     vqa(pictures[0], asked)
     assert (len(calls), len(passes)) == (1, 1)
-    vqa(pictures, asked)
-    assert len(texts) == len(asked)
-
-
-def test_only_yes_no_questions_are_scored(vqa, pictures, monkeypatch):
-    scored, score = [], vqa.model.question_logits
-
-    def count(**inputs):
-        scored.append(int((inputs["question_ends"] >= 0).sum()))
-        return score(**inputs)
-
-    monkeypatch.setattr(vqa.model, "question_logits", count)
-    first = vqa(pictures, [[COLOR], [COLOR, CAR], [AHEAD]], batch_size=3)[0]
-    assert vqa(pictures[0], COLOR) == approximately(first) and scored == [1]
-    with_margin = vqa(pictures[0], COLOR, margins=True)
-    assert scored == [1, 1] and with_margin[0].pop("margin") and with_margin == approximately(first)
 
 
 # --- options ---
@@ -308,25 +288,16 @@ PICTURE = Image.new("RGB", (60, 40))
     ("image", "question", "options", "error", "message"),
     [
         (None, CAR, {}, ValueError, "no image was given"),
-        ([], CAR, {}, ValueError, "the list is empty"),
         (PICTURE, None, {}, ValueError, "no question was given"),
         (PICTURE, [CAR, 3], {}, TypeError, "a question must be a string, got int: 3"),
         ([PICTURE] * 3, [[CAR], [WET]], {}, ValueError, "2 lists of questions for 3 images"),
-        ([PICTURE, None], CAR, {}, ValueError, "image 1: no image was given"),
         ([PICTURE, "/no/such.jpg"], CAR, {}, ValueError, "image 1: cannot read the image '/no/such.jpg'"),
         (b"\x89PNG" * 10_000, CAR, {}, ValueError, "cannot read the image of 40,000 bytes: Pillow cannot identify"),
-        ([PICTURE, 3.5], CAR, {}, TypeError, "image 1: cannot read the float 3.5: expected a PIL image"),
-        (PICTURE, b"Is it night?" * 1000, {}, TypeError, "a question must be a string, got bytes: b'Is it night?"),
-        ({str(n): n for n in range(1000)}, CAR, {}, ValueError, "got ['0', '1', "),
-        ({"image": PICTURE, "question": CAR}, [CAR] * 1000, {}, ValueError, "question=['Is there a car?', "),
         ({"picture": PICTURE}, CAR, {}, ValueError, "got ['picture']"),
         (PICTURE, CAR, {"region": (0.5, 0, 0.6, 1)}, ValueError, "region (0.5, 0, 0.6, 1): x, y"),
         ("encoded", CAR, {"region": (0, 0, 0.5, 0.5)}, ValueError, "pass it to `encode`"),
         (PICTURE, CAR, {"thresholds": 1.5}, ValueError, "thresholds must be in 0..1, got 1.5"),
-        (PICTURE, CAR, {"thresholds": ["0.8"]}, TypeError, "thresholds must be a number or loaded thresholds"),
-        (PICTURE, CAR, {"threshold": 0.5}, TypeError, "unexpected keyword argument 'threshold'"),
         (PICTURE, CAR, {"batch_size": 0}, ValueError, "batch_size must be"),
-        (PICTURE, CAR, {"num_workers": -1}, ValueError, "num_workers must be"),
     ],
 )
 def test_bad_input_is_an_error_that_names_the_value(vqa, image, question, options, error, message):
@@ -335,14 +306,6 @@ def test_bad_input_is_an_error_that_names_the_value(vqa, image, question, option
     with pytest.raises(error) as caught:
         vqa(image, question, **options)
     assert message in str(caught.value) and len(str(caught.value)) <= 200
-
-
-def test_images_of_another_model_are_refused(vqa, processor, pictures):
-    other = TrafficVLMPipeline(model=tiny_model(1), processor=processor, device="cpu", min_score=0).encode(pictures[0])
-    with pytest.raises(ValueError, match="another model"):
-        vqa(other, CAR)
-    with pytest.raises(ValueError, match="must be of one model"):
-        vqa([pictures[0], other], CAR, batch_size=2)
 
 
 def test_a_model_that_cannot_answer_is_an_error(vqa, pictures, monkeypatch):

@@ -5,7 +5,7 @@ import torch
 
 from tiny import TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import CONV_LISTS, TrafficVLMVisionConfig
-from traffic_vlm.vision_traffic_vlm import TrafficVLMDepthwiseConv2d, TrafficVLMVisionModel
+from traffic_vlm.vision_traffic_vlm import TrafficVLMDepthwiseConv2d, TrafficVLMVisionModel, patch_coordinates
 
 
 def tiny_tower(seed: int = 0, **fields) -> TrafficVLMVisionModel:
@@ -27,6 +27,11 @@ def test_tokens_are_in_row_major_order():
     rows, columns = difference.reshape(20, 20).nonzero(as_tuple=True)
     assert abs(rows.float().mean() - 6) < 2 and abs(columns.float().mean() - 14) < 2  # coarse maps blur
     assert len(rows) < 20 * 20 / 2
+
+
+def test_the_place_of_a_token_does_not_depend_on_the_size_of_the_image():
+    small, large = (patch_coordinates(size, size, 4, torch.ones(1)) for size in (3, 9))
+    torch.testing.assert_close(small[4], large[40])  # the center
 
 
 def test_a_layer_keeps_the_shape_and_reads_7_by_7_patches():
