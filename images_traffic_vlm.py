@@ -142,9 +142,8 @@ def _open(source: Any) -> Image.Image:
 
 
 def decode_base64(text: str) -> bytes:
-    """Bytes of base64 text: a data URL, with line breaks, URL-safe or without padding. Raises a ValueError."""
-    content = "".join(text.rpartition(",")[2].split()).rstrip("=").replace("-", "+").replace("_", "/")
-    return base64.b64decode(content + "=" * (-len(content) % 4), validate=True)
+    """Bytes of base64 text or of a data URL; both may have line breaks. Raises a ValueError."""
+    return base64.b64decode("".join(text.rpartition(",")[2].split()), validate=True)
 
 
 def _convert(image: Image.Image) -> Image.Image:

@@ -397,11 +397,7 @@ def _rewrites(vocab: Collection[str], added_words: Sequence[str]) -> list[tuple[
 
 def _backend(vocab: dict[str, int] | None, added_words: Sequence[str]) -> Tokenizer:
     """The tokenizer of the library `tokenizers` with a vocabulary, as `tokenizer.json` holds it."""
-    expected = SPECIAL_TOKENS + ANSWER_TOKENS
-    vocab = {token: i for i, token in enumerate(expected)} if vocab is None else vocab
-    words = sorted(vocab, key=lambda word: vocab[word])
-    if words[: len(expected)] != expected or [vocab[word] for word in words] != list(range(len(words))):
-        raise ValueError(f"vocab must hold contiguous ids from 0 and begin with {expected}, got {words[:6]}.")
+    vocab = {token: i for i, token in enumerate(SPECIAL_TOKENS + ANSWER_TOKENS)} if vocab is None else vocab
     backend = Tokenizer(WordLevel(vocab, unk_token="[UNK]"))
     backend.normalizer = normalizers.Sequence(
         [
@@ -446,9 +442,6 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
             six tokens only. Ignored if `tokenizer_file` or `tokenizer_object` is given.
         added_words: the words of `vocab` that `with_words` added.
         kwargs: those of the library; `model_max_length` is the maximum number of tokens of a question with its answer.
-
-    Raises:
-        ValueError: the vocabulary does not begin with the six tokens, or its ids are not contiguous.
     """
 
     model_input_names = ["input_ids", "attention_mask"]
