@@ -143,6 +143,17 @@ def check_prompt_ends(last_ids: torch.Tensor, eos_token_id: int | list[int] | No
         raise ValueError(f"A prompt ends in [EOS] ({eos_token_id}), {reason}. The processor leaves [EOS] out.")
 
 
+def check_labels(labels: torch.Tensor, logits: torch.Tensor) -> None:
+    """Refuse labels that are not int64 [B,L] for logits [B,L,V], each a token id or -100."""
+    rows, length, vocab_size = logits.shape
+    if labels.shape != (rows, length) or labels.dtype != torch.int64:
+        raise ValueError(f"labels must be int64 [{rows},{length}] to match the logits, got {describe(labels)}.")
+    if is_readable(labels):
+        wrong = labels[(labels != -100) & ((labels < 0) | (labels >= vocab_size))]
+        if wrong.numel():
+            raise ValueError(f"labels must be in [0, {vocab_size}) or -100 (ignored), got {int(wrong[0])}.")
+
+
 def check_pixels(pixel_values: torch.Tensor, shape: tuple[int, int, int], any_size: bool = False) -> None:
     """Refuse pixels that are not normalized floats [I,C,H,W] of the shape [C,H,W].
 

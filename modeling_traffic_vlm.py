@@ -52,6 +52,7 @@ from .cache_traffic_vlm import CACHE_NAME, EncodedImages, TrafficVLMCache, eithe
 from .checks_traffic_vlm import (
     check_cache,
     check_image_index,
+    check_labels,
     check_pixels,
     check_text,
     count_positions,
@@ -524,6 +525,7 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         logits = self.compute_logits(outputs.last_hidden_state[:, keep])
         loss = None
         if labels is not None:
+            check_labels(labels, logits)
             text_config = self.config.get_text_config()
             labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # never a target
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=text_config.vocab_size, **kwargs)

@@ -60,6 +60,20 @@ def test_bad_input_of_the_decoder(decoder, inputs, message):
         decoder(**{"input_ids": IDS} | inputs)
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (IDS.float(), "labels must be int64 [2,3] to match the logits, got float32 [2, 3]"),
+        (IDS[:, :2], "labels must be int64 [2,3] to match the logits, got int64 [2, 2]"),
+        (IDS + 493, "labels must be in [0, 500) or -100 (ignored), got 500"),
+    ],
+)
+@torch.no_grad()
+def test_bad_labels(model, labels, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        model(IDS, PIXELS, labels=labels)
+
+
 def test_packed_rows_need_an_attention_that_takes_masks():
     flash = tiny_decoder()
     flash.config._attn_implementation_internal = "flash_attention_2"  # as on a GPU; attention itself never runs
