@@ -82,32 +82,22 @@ class LiveReader:
 
     def __init__(self, frames: Iterator[Frame], silence: float = SILENCE):
         self.silence, self.dropped, self.is_silent = silence, 0, False
-        self._waiting: Queue[Frame | Exception | None] = Queue(LIVE_CAPACITY)
+        self._waiting: Queue[Frame | None] = Queue(LIVE_CAPACITY)
         threading.Thread(target=self._read, args=(frames,), daemon=True).start()
 
     def _read(self, frames: Iterator[Frame]) -> None:
-        end = None
-        try:
-            for frame in frames:
-                with suppress(Empty):  # the model may take a frame in between
-                    if self._waiting.full():
-                        self._waiting.get_nowait()
-                        self.dropped += 1
-                self._waiting.put(frame)
-        except Exception as error:
-            end = error
-        self._waiting.put(end)
+        for frame in frames:
+            with suppress(Empty):  # the model may take a frame in between
+                if self._waiting.full():
+                    self._waiting.get_nowait()
+                    self.dropped += 1
+            self._waiting.put(frame)
+        self._waiting.put(None)
 
     def batches(self) -> Iterator[list[Frame]]:
-        """Yield lists of one frame until frames end or the source is lost.
-
-        Raises:
-            Exception: whatever reading raised, after the frames before it.
-        """
+        """Yield lists of one frame until frames end or the source is lost."""
         try:
             while (frame := self._waiting.get(timeout=self.silence)) is not None:
-                if isinstance(frame, Exception):
-                    raise frame
                 yield [frame]
         except Empty:
             self.is_silent = True

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import threading
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -74,20 +73,15 @@ def count_frames(path):
 # Live sources
 
 
-@pytest.mark.parametrize("end", ["silence", "an error"])
-def test_the_frames_before_silence_or_an_error_are_kept(end):
+def test_the_frames_before_silence_are_kept():
     """The driver of a camera that falls silent may never return: the run ends all the same."""
 
     def frames():
         yield from make_frames([100] * 3)
-        if end == "an error":
-            raise RuntimeError("the reader broke")
         threading.Event().wait()
 
-    reader, seen = watcher.LiveReader(frames(), silence=0.3), []
-    with nullcontext() if end == "silence" else pytest.raises(RuntimeError, match="the reader broke"):
-        seen.extend(reader.batches())
-    assert len(seen) == 3 and reader.is_silent == (end == "silence")
+    reader = watcher.LiveReader(frames(), silence=0.3)
+    assert len(list(reader.batches())) == 3 and reader.is_silent
 
 
 def test_late_frames_of_a_live_source_are_dropped_and_counted():
@@ -226,10 +220,9 @@ def test_the_curves_of_a_timeline_are_read(tmp_path):
 # What is drawn
 
 
-@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
-def test_an_annotated_video_starts_at_0_and_hides_nothing(tmp_path, suffix):
+def test_an_annotated_video_starts_at_0_and_hides_nothing(tmp_path):
     """A hundred questions stand below the road, which keeps its gray; all frames have the size of the first."""
-    path = tmp_path / f"out.{suffix}"
+    path = tmp_path / "out.mp4"
     annotated = AnnotatedVideo(path)
     times = [0.0, 0.1, 0.2, 0.2, 0.7]
     for seconds, scale in zip(times, (2, 2, 2, 2, 1)):
@@ -237,7 +230,7 @@ def test_an_annotated_video_starts_at_0_and_hides_nothing(tmp_path, suffix):
     annotated.close()
     with av.open(str(path)) as container:
         frames = list(container.decode(container.streams.video[0]))
-        assert frames[0].pts == 0 and container.streams.video[0].start_time in (0, None)  # None: Matroska has none
+        assert frames[0].pts == container.streams.video[0].start_time == 0
     assert [frame.time for frame in frames] == pytest.approx(times, abs=2e-3)
     pixels = frames[-1].to_ndarray(format="rgb24").astype(int)
     assert np.abs(pixels[:356] - 90).max() < 8
@@ -307,8 +300,6 @@ def test_an_earlier_run_is_replaced_only_with_overwrite(command, clip, tmp_path)
     assert status == 2 and "timeline.csv is of an earlier run" in errors
     status, errors = command(clip, *CAR, *files, "--output_dir", tmp_path / "new")
     assert status == 2 and "seen.mp4 is of an earlier run" in errors
-    status, errors = command(tmp_path / "seen.mp4", *CAR, *files, "--output_dir", tmp_path / "new")
-    assert status == 2 and "seen.mp4: is the video to watch" in errors
     assert command(ROOT / "docs/example.jpg", *asking("Is it raining?"), *files, "--overwrite")[0] == 0
     assert [row["question"] for row in read_csv(tmp_path / "out/timeline.csv")] == ["Is it raining?"]
     assert count_frames(tmp_path / "seen.mp4") == 1
@@ -317,14 +308,11 @@ def test_an_earlier_run_is_replaced_only_with_overwrite(command, clip, tmp_path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (asking("Is there a car?", " "), "the question '' has no word"),
         (asking("What is the meaning of life?"), "'What is the meaning of life?': the model was not taught"),
         ([*CAR, "--thresholds", "file"], "file has no valid thresholds"),
         ([*CAR, "--thresholds", "zero.json"], "got on=0 and off=0"),
         ([*CAR, "--video", "nowhere/seen.mp4"], "No such file or directory: 'nowhere/seen.mp4'"),
-        ([*CAR, "--video", "seen.txt"], "--video seen.txt: Could not determine output format"),
         ([*CAR, "--video", "seen.webm"], "--video seen.webm: 'webm' format does not support 'libx264'"),
-        ([*CAR, "--output_dir", "file"], "File exists: 'file'"),
         (["own.mp4", *CAR, "--video", "own.mp4"], "is the video to watch"),
     ],
 )
@@ -354,11 +342,10 @@ def test_frames_that_cannot_be_read_cost_only_themselves(command, tmp_path):
     assert json.loads((tmp_path / "out/summary.json").read_text())["broken"] == 1
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_finished_frames_survive_signals(command, tmp_path, number, status):
+def test_finished_frames_survive_ctrl_c(command, tmp_path):
     """On an endless live stream; the signal comes after the first lines of the timeline.
 
-    The run ignores the signal when it starts, as a shell's background job ignores SIGINT.
+    The run ignores the signal when it starts, as a shell's background job does.
     """
     data = encode(tmp_path / "clip.ts", grays([200] * 50)).read_bytes()
     out, timeline, is_over = tmp_path / "out", tmp_path / "out/timeline.csv", threading.Event()
@@ -367,16 +354,16 @@ def test_finished_frames_survive_signals(command, tmp_path, number, status):
         while not is_over.wait(0.1):
             yield data
             if timeline.exists() and timeline.read_text().count("\n") > 20:
-                os.kill(os.getpid(), number)
+                os.kill(os.getpid(), signal.SIGINT)
                 break
         while not is_over.wait(0.1):
             yield data
 
-    signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with TCPServer(endless()) as address:
         ended, errors = command(address, *asking(*QUESTIONS), "--video", tmp_path / "seen.mp4")
         is_over.set()
-    assert ended == status and "stopping: completing the files" in errors and "Traceback" not in errors
+    assert ended == 130 and "stopping: completing the files" in errors and "Traceback" not in errors
     frames = [int(row["frame"]) for row in read_csv(timeline)]
     assert frames[::2] == frames[1::2] == sorted(set(frames))
     summary = json.loads((out / "summary.json").read_text())
