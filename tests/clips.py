@@ -9,7 +9,7 @@ import numpy as np
 RATE = 10
 
 
-def encode(path, pictures, rate=RATE, codec="libx264", matrix=None):
+def encode(path, pictures, rate=RATE, matrix=None):
     """Write RGB arrays as a video of the type that the file's suffix names.
 
     Args:
@@ -18,7 +18,7 @@ def encode(path, pictures, rate=RATE, codec="libx264", matrix=None):
     import av
 
     with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=rate)
+        stream = container.add_stream("libx264", rate=rate)
         stream.height, stream.width = pictures[0].shape[:2]
         stream.pix_fmt = "yuv420p"
         stream.codec_context.gop_size = 5
@@ -31,14 +31,14 @@ def encode(path, pictures, rate=RATE, codec="libx264", matrix=None):
     return path
 
 
-def grays(levels, size=(48, 64)):
+def grays(levels):
     """A uniform gray image for each level 0..255."""
-    return [np.full((*size, 3), level, dtype=np.uint8) for level in levels]
+    return [np.full((48, 64, 3), level, dtype=np.uint8) for level in levels]
 
 
-def noise(count, size=(48, 64)):
+def noise(count):
     """Random images, which do not compress."""
-    return np.random.default_rng(0).integers(0, 255, (count, *size, 3), dtype=np.uint8)
+    return np.random.default_rng(0).integers(0, 255, (count, 48, 64, 3), dtype=np.uint8)
 
 
 class TCPServer:

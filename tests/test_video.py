@@ -1,7 +1,6 @@
 """Frames of files, images, folders and streams: their times, sizes and orientations, and broken sources."""
 
 import io
-import wave
 from itertools import count, islice
 from types import SimpleNamespace
 
@@ -24,10 +23,10 @@ def levels_of(frames):
     return [np.asarray(frame.image).mean() for frame in frames]
 
 
-@pytest.mark.parametrize("suffix", ["mp4", "mkv", "avi", "ts"])
+@pytest.mark.parametrize("suffix", ["mp4", "ts"])
 def test_every_frame_of_a_file_has_its_time(tmp_path, suffix):
     levels = range(0, 250, 10)
-    path = encode(tmp_path / f"clip.{suffix}", grays(levels), codec="mpeg4" if suffix == "avi" else "libx264")
+    path = encode(tmp_path / f"clip.{suffix}", grays(levels))
     source = open_source(str(path))
     frames = list(source.frames(side=32))
     assert [frame.index for frame in frames] == list(range(25))
@@ -38,19 +37,11 @@ def test_every_frame_of_a_file_has_its_time(tmp_path, suffix):
     assert not source.notes and not source.problems
 
 
-def as_shown(picture, matrix):
-    """The picture with each pixel moved to where the definition of the display matrix puts it."""
-    (a, b, c, d), (y, x) = matrix, np.indices(picture.shape[:2])
-    left, top = a * x + c * y, b * x + d * y
-    left, top = left - left.min(), top - top.min()
-    shown = np.zeros((top.max() + 1, left.max() + 1, 3), np.uint8)
-    shown[top, left] = picture
-    return shown
-
-
-@pytest.mark.parametrize("matrix", [(1, 0, 0, 1), (-1, 0, 0, -1), (0, 1, -1, 0), (0, -1, 1, 0)])
-def test_rotated_frames_are_shown_upright(tmp_path, matrix):
-    expected = as_shown(CORNERS, matrix)
+@pytest.mark.parametrize(
+    ("matrix", "quarters"), [((1, 0, 0, 1), 0), ((-1, 0, 0, -1), 2), ((0, 1, -1, 0), -1), ((0, -1, 1, 0), 1)]
+)
+def test_rotated_frames_are_shown_upright(tmp_path, matrix, quarters):
+    expected = np.rot90(CORNERS, quarters)  # counterclockwise
     path = encode(tmp_path / "turned.mp4", [CORNERS] * 3, matrix=matrix)
     whole = next(open_source(str(path)).frames()).image
     assert np.abs(np.asarray(whole).astype(int) - expected).mean() < 5
@@ -108,9 +99,7 @@ def test_passwords_are_hidden():
     [
         ("missing.mp4", "missing.mp4: no such file, folder, camera or stream"),
         ("cut.mp4", "cut.mp4: cannot be read as a video"),
-        ("sound.wav", "sound.wav: has no video stream that can be decoded"),
         ("nothing", "nothing: has no images"),
-        ("/dev/video97", "no such camera or stream"),
         ("97", "no such camera or stream"),
         ("tcp://127.0.0.1:9/stream", "no such camera or stream"),
     ],
@@ -119,22 +108,10 @@ def test_an_unusable_source_is_refused(tmp_path, monkeypatch, name, message):
     monkeypatch.chdir(tmp_path)
     whole = encode(tmp_path / "whole.mp4", grays(range(0, 200, 10))).read_bytes()
     (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) // 2])  # its index is at the end
-    with wave.open("sound.wav", "wb") as sound:
-        sound.setparams((1, 2, 8000, 0, "NONE", ""))
-        sound.writeframes(bytes(8000))
     (tmp_path / "nothing").mkdir()
     with pytest.raises(ValueError) as caught:
         open_source(name)
     assert message in str(caught.value)
-
-
-def test_time_continues_where_a_second_recording_of_another_size_starts(tmp_path):
-    parts = [encode(tmp_path / f"{size}.ts", grays([90] * 20, (size, 64))) for size in (48, 32)]
-    path = tmp_path / "both.ts"
-    path.write_bytes(b"".join(part.read_bytes() for part in parts))
-    frames = list(open_source(str(path)).frames())
-    assert {frame.image.size for frame in frames} == {(64, 48), (64, 32)}
-    assert len(frames) == 40 and frames[-1].seconds == pytest.approx(3.9, abs=0.15)
 
 
 def test_a_frame_whose_time_steps_back_follows_the_last_one(tmp_path, monkeypatch):
