@@ -1,13 +1,11 @@
-"""The HTTP service: answers, limits, the cache, and its description."""
+"""The HTTP service: answers, limits and the cache."""
 
 import base64
 import io
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
 from PIL import Image
 
 from tiny import any_size_model, count_calls, locating_model, save_folder, tiny_model
@@ -21,7 +19,6 @@ from starlette.testclient import TestClient  # noqa: E402
 from traffic_vlm.serving.service import ServeOptions, build_app  # noqa: E402
 
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "20"))  # of each operation
 QUESTIONS = ["Is there a car?", "What is ahead?", "Is it raining?"]
 RAINING = QUESTIONS[2]
 
@@ -34,9 +31,8 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def start(model):
     """A function that starts a service with these settings, to be closed by `with`."""
-    return lambda api_key=None, **fields: TestClient(
-        build_app(ServeOptions(model, "cpu", threads=1, min_score=0, **fields), api_key)
-    )
+    fixed = {"model": model, "device": "cpu", "threads": 1, "min_score": 0}
+    return lambda api_key=None, **fields: TestClient(build_app(ServeOptions(**fixed | fields), api_key))
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +52,10 @@ def base64_of(image: bytes) -> str:
     return base64.b64encode(image).decode()
 
 
+def picture(seed: int = 0) -> Image.Image:
+    return Image.open(io.BytesIO(png(seed)))
+
+
 def ask(client, image: bytes | None = None, questions=QUESTIONS, **options):
     files = {"image": ("a.png", png() if image is None else image)}
     return client.post("/v1/answer", files=files, data={"questions": questions}, **options)
@@ -63,8 +63,7 @@ def ask(client, image: bytes | None = None, questions=QUESTIONS, **options):
 
 def close_to(item: dict) -> dict:
     """An item whose numbers may differ as they do in other passes."""
-    numbers = {name: pytest.approx(value, abs=1e-4) for name, value in item.items() if isinstance(value, float)}
-    return item | numbers
+    return {name: pytest.approx(value, abs=1e-4) if type(value) is float else value for name, value in item.items()}
 
 
 def count_images(client) -> list[int]:
@@ -76,11 +75,14 @@ def count_images(client) -> list[int]:
 
 
 def test_answers_are_the_items_of_the_pipeline(client):
-    items = client.app.state.service.pipe(Image.open(io.BytesIO(png())), QUESTIONS)
-    assert [set(item) for item in items] == [{"question", "answer", "score", "p_yes"}] * 3
+    """Also of a question that has a problem."""
+    questions = [*QUESTIONS, "Is there an Elephant?"]
+    items = client.app.state.service.pipe(picture(), questions)
+    assert [set(item) for item in items[:3]] == [{"question", "answer", "score", "p_yes"}] * 3
+    assert items[3]["answer"] is None and "the model does not know 'Elephant'" in items[3]["problem"]
     texts = base64_of(png()), f"data:image/png;base64,{base64_of(png())}"
-    responses = [client.post("/v1/answer", json={"image": text, "questions": QUESTIONS}) for text in texts]
-    for response in [*responses, ask(client)]:
+    responses = [client.post("/v1/answer", json={"image": text, "questions": questions}) for text in texts]
+    for response in [*responses, ask(client, questions=questions)]:
         assert response.status_code == 200 and response.json()["answers"] == [close_to(item) for item in items]
 
 
@@ -95,21 +97,19 @@ def test_warnings_about_an_image_are_in_each_response(client):
 
 def test_thresholds_and_a_region_are_those_of_the_settings(start, client, tmp_path):
     (tmp_path / "thresholds.json").write_text('{"default": {"threshold": 0.00001, "band": [0, 1]}}')
-    part = Image.open(io.BytesIO(png())).crop((0, 0, 32, 48))
-    [plain] = client.app.state.service.pipe(part, QUESTIONS[0])
+    [plain] = client.app.state.service.pipe(picture().crop((0, 0, 32, 48)), QUESTIONS[0])
     with start(thresholds=str(tmp_path / "thresholds.json"), region="0,0,0.5,1") as other:
         [item] = ask(other, questions=QUESTIONS[:1]).json()["answers"]
     assert item["p_yes"] == pytest.approx(plain["p_yes"], abs=1e-5)
     assert (item["answer"], item["not_sure"]) == ("yes", True)
 
 
-def test_the_size_of_the_image_is_a_field_of_a_request(tmp_path):
-    model = str(save_folder(any_size_model(), tmp_path))
-    with TestClient(build_app(ServeOptions(model, "cpu", threads=1, min_score=0, image_size="224,320"))) as client:
+def test_the_size_of_the_image_is_a_field_of_a_request(start, tmp_path):
+    with start(model=str(save_folder(any_size_model(), tmp_path)), image_size="224,320") as client:
         pipe, body = client.app.state.service.pipe, {"image": base64_of(png()), "questions": QUESTIONS}
         for size in (None, 320, 224):
             options = {} if size is None else {"image_size": size}
-            items = pipe(pipe.encode(Image.open(io.BytesIO(png())), image_size=size or (224, 320)), QUESTIONS)
+            items = pipe(pipe.encode(picture(), image_size=size or (224, 320)), QUESTIONS)
             response = client.post("/v1/answer", json=body | options)
             assert response.json()["answers"] == [close_to(item) for item in items]
         refused = client.post("/v1/answer", json=body | {"image_size": 100})
@@ -124,11 +124,10 @@ def test_an_image_is_encoded_once_while_it_is_in_the_cache(start):
             assert len(seen) == encoded and answers[0] == [close_to(item) for item in answers[2]] != answers[1]
 
 
-def test_objects_are_those_of_the_pipeline_and_an_image_is_encoded_once_for_all_requests(tmp_path, client):
-    model = str(save_folder(locating_model(), tmp_path))
-    with TestClient(build_app(ServeOptions(model, "cpu", threads=1, region="0.5,0,0.5,1"))) as other:
+def test_objects_are_those_of_the_pipeline_and_an_image_is_encoded_once_for_all_requests(start, tmp_path, client):
+    with start(model=str(save_folder(locating_model(), tmp_path)), region="0.5,0,0.5,1") as other:
         pipe, image = other.app.state.service.pipe, {"image": base64_of(png())}
-        every, buses = (pipe.locate(Image.open(io.BytesIO(png())), labels) for labels in (["bus", "car"], "bus"))
+        every, buses = (pipe.locate(picture(), labels) for labels in (["bus", "car"], "bus"))
         assert len(every) > len(buses) > 0
         seen = count_images(other)
         assert ask(other).status_code == 200
@@ -145,7 +144,7 @@ def test_objects_are_those_of_the_pipeline_and_an_image_is_encoded_once_for_all_
 
 
 def test_a_description_is_that_of_the_pipeline(client):
-    described = client.app.state.service.pipe.describe(Image.open(io.BytesIO(png(7))))
+    described = client.app.state.service.pipe.describe(picture(7))
     for form in ({"json": {"image": base64_of(png(7))}}, {"files": {"image": png(7)}}):
         response = client.post("/v1/describe", **form).json()
         assert response["caption"] == described["caption"]
@@ -156,14 +155,11 @@ def test_a_description_is_that_of_the_pipeline(client):
 
 
 BAD_REQUESTS = {
-    "no questions": ({"questions": None}, "questions: Input should be a valid array"),
     "no image": ({"image": None}, "image: Input should be a valid bytes"),
     "no base64": ({"image": "…"}, "image: "),
-    "empty image": ({"image": ""}, "cannot be read as an image"),
     "text as image": ({"image": base64_of(b"Is it raining?")}, "cannot be read as an image. Readable are AVIF, "),
     "truncated image": ({"image": base64_of(png()[:100])}, "the image cannot be decoded: it is damaged"),
     "large image": ({"image": base64_of(png(size=(100, 100)))}, "100 × 100 pixels; at most 9,000 in all"),
-    "empty list": ({"questions": []}, "questions: List should have at least 1 item"),
     "200 questions": ({"questions": [RAINING] * 200}, "questions: List should have at most 64 items"),
 }
 
@@ -175,35 +171,15 @@ def test_a_bad_request_is_refused_with_the_cause(client, changes, message):
     assert response.status_code == 422 and message in response.json()["detail"], response.text
 
 
-def test_a_question_without_an_answer_has_a_problem(client):
-    questions = {
-        RAINING: None,
-        " ": "the question '' has no word",
-        "Who am I?": "the model was not taught",
-        "Is it wet? Is it dark?": "ask them one by one",
-        "Is there an Elephant?": "the model does not know 'Elephant'",
-    }
-    answers = ask(client, questions=list(questions)).json()["answers"]
-    for item, problem in zip(answers, questions.values(), strict=True):
-        assert item["answer"] if problem is None else problem in item["problem"] and item["answer"] is None
-
-
 def test_a_bad_body_is_refused(client):
-    def post(content, content_type):
-        response = client.post("/v1/answer", content=content, headers={"content-type": content_type})
+    def post(content, content_type, **headers):
+        response = client.post("/v1/answer", content=content, headers={"content-type": content_type, **headers})
         assert response.json()["detail"]
         return response.status_code
 
-    assert post(b"{", "application/json") == post(b"[" * 100_000, "application/json") == 422
-    assert post(b"[1]", "application/json") == post(b"x" * 300_000, "application/json") == 422
+    assert post(b"{", "application/json") == post(b"x" * 300_000, "application/json") == 422
     assert "image: Field required" in client.post("/v1/answer", data={"questions": [RAINING]}, files={"a": b"x"}).text
-    assert post(b"x", "text/plain") == 415
-    gzip = client.post(
-        "/v1/answer", content=b"x", headers={"content-type": "application/json", "content-encoding": "gzip"}
-    )
-    assert gzip.status_code == 415 and "compressed (gzip): send it without compression" in gzip.json()["detail"]
-    assert ask(client, headers={"content-encoding": "Identity"}).status_code == 200
-    assert post(b"x", "multipart/form-data") == 400
+    assert post(b"x", "text/plain") == post(b"x", "application/json", **{"content-encoding": "gzip"}) == 415
     for content_type in ("application/json", "multipart/form-data; boundary=a"):
         assert post(b"x" * 300_001, content_type) == 413
         assert post((b"x" * 100_000 for _ in range(4)), content_type) == 413  # without a content-length
@@ -217,7 +193,7 @@ def test_each_of_many_callers_gets_the_answers_about_its_own_image(client):
     with ThreadPoolExecutor(8) as pool:
         requests = {seed: pool.submit(ask, client, png(seed), [QUESTIONS[seed % 3]]) for seed in range(8)}
     for seed, request in requests.items():
-        expected = pipe(Image.open(io.BytesIO(png(seed))), QUESTIONS[seed % 3])
+        expected = pipe(picture(seed), QUESTIONS[seed % 3])
         assert request.result().json()["answers"] == [close_to(item) for item in expected]
 
 
@@ -238,21 +214,3 @@ def test_pages_of_named_origins_can_ask(start):
     with start(allow_origin=["https://a.test/"]) as client:
         for origin, allowed in (("https://a.test", "https://a.test"), ("https://b.test", None)):
             assert ask(client, headers={"origin": origin}).headers.get("access-control-allow-origin") == allowed
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_any_request_of_the_schema_gets_a_response_of_the_schema(client):
-    schemathesis = pytest.importorskip("schemathesis")
-    from schemathesis.specs.openapi.checks import positive_data_acceptance
-
-    budget = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-    operations = list(schemathesis.openapi.from_asgi("/openapi.json", client.app).get_all_operations())
-    assert len(operations) == 3
-
-    def probe(case):
-        # Excluded because random bytes are a valid upload, but no image.
-        case.call_and_validate(session=client, excluded_checks=[positive_data_acceptance])
-
-    for operation in operations:
-        budget(given(case=operation.ok().as_strategy())(probe))()
