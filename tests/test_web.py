@@ -23,9 +23,8 @@ for name in ("onnx", "onnxscript"):
     pytest.importorskip(name)
 
 from traffic_vlm.common.answers import answer_notes, answer_text, map_strength  # noqa: E402
-from traffic_vlm.export.asking import Asking  # noqa: E402
 from traffic_vlm.export.onnx import export_settings, load, make_graphs  # noqa: E402
-from traffic_vlm.export.web import export_page, fetch_libraries, page_data, pixels_graph  # noqa: E402
+from traffic_vlm.export.web import export_page, page_data, pixels_graph  # noqa: E402
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline  # noqa: E402
 from traffic_vlm.serving.overlay import attention_of_question, mapped_words  # noqa: E402
 
@@ -52,28 +51,6 @@ def test_images_are_resized_as_pillow_does(model, processor, size):
     np.testing.assert_allclose(found[0], expected.transpose(2, 0, 1), atol=1.01 / 255 / 0.5)
     with pytest.raises(ValueError, match="resample=2: the browser can resize by the filter 3"):
         pixels_graph(about | {"resample": 2})
-
-
-def test_answers_follow_the_kind_of_the_question(model, processor):
-    vocabulary = processor.tokenizer.get_vocab()
-    tokens = json.dumps([(vocabulary[word], word, word) for word in "what color is the traffic light".split()])
-    asking = Asking(json.dumps(page_data(model, processor)), lambda text: tokens, json.dumps(vocabulary))
-    question = asking.read("What color is the traffic light?")
-    first = set(json.loads(asking.next_ids(question, "[]")))
-    assert first == {vocabulary[word] for word in ("red", "yellow", "green", "none")}
-    assert json.loads(asking.next_ids(question, json.dumps([vocabulary["red"]]))) == [vocabulary["[EOS]"]]
-    item = json.loads(asking.in_words(question, "red", 0.9))
-    assert (item["answer"], item["text"], item["p_yes"], item["strength"]) == ("red", "red, 0.90", None, 1)
-
-
-def test_a_missing_npm_is_said(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match=r"which npm fetches: install Node\.js"):
-        fetch_libraries(tmp_path)
-    (tmp_path / "npm").write_text("#!/bin/sh\necho no connection >&2; exit 1\n")
-    (tmp_path / "npm").chmod(0o755)
-    with pytest.raises(ValueError, match=r"npm cannot fetch onnxruntime-web@[\d.]+: no connection"):
-        fetch_libraries(tmp_path)
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -103,7 +80,7 @@ def page(model_folder, request, tmp_path_factory):
             patch.setattr("traffic_vlm.export.web.save_onnx", lambda _, path: shutil.copy(graphs / path.name, path))
         try:
             export_page(model_folder, folder)
-        except ValueError as error:
+        except (OSError, ValueError) as error:  # without npm or a network
             pytest.skip(str(error))
     return folder
 
@@ -223,19 +200,3 @@ def test_the_page_works_without_a_network(tab):
     tab.reload()
     assert wait_for_answers(tab, 5) == expected
     tab.context.set_offline(False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        ("delete globalThis.WebAssembly", "this browser has no WebAssembly"),
-        ("globalThis.fetch = async () => new Response('', {status: 404})", "page.json is missing on the server (404)"),
-    ],
-)
-def test_the_page_says_why_it_cannot_start(tab, missing, message):
-    other = tab.context.new_page()
-    other.add_init_script(missing)
-    other.goto(tab.url)
-    other.locator("#status", has_text=message).wait_for(timeout=60_000)
-    other.close()
