@@ -1,7 +1,6 @@
 """scripts/ask.py against the pipeline: tables, JSON, overlays, thresholds, regions and bad files; overlays by hand."""
 
 import json
-import os
 import shutil
 
 import pytest
@@ -12,7 +11,7 @@ from tiny import locating_model, save_folder, tiny_model
 from traffic_vlm.common.answers import map_strength
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.serving.options import ModelOptions
-from traffic_vlm.serving.overlay import heat_over, mapped_words
+from traffic_vlm.serving.overlay import heat_over
 
 
 CAR, BUS = "Is there a car?", "Is there a bus?"
@@ -51,20 +50,12 @@ def ask(model, folder, run_script, capsys):
 # The parts
 
 
-def test_the_asked_word_is_the_first_noun(pipe):
-    assert mapped_words(pipe, "Is there a bus left of the car?")[0][1] == "bus"
-    assert mapped_words(pipe, "What color is the traffic light?")[0][1] == "light"
-    assert mapped_words(pipe, "Is it raining?")[0][1] not in ("?", "[SOS]")
-
-
 @pytest.mark.parametrize(
     ("is_negated", "answer", "score", "p_yes", "strength"),
     [
         (False, "yes", 0.5, 0.5, 1),
         (False, "no", 0.75, 0.25, 0.5),
-        (False, "no", 1.0, 0.0, 0),
         (True, "yes", 0.9, 0.9, 0.2),
-        (False, "red", 1.0, None, 1),
         (False, "none", 0.9, None, 0.2),
         (False, "0", 1.0, None, 0),
     ],
@@ -104,21 +95,15 @@ def test_a_bad_question_does_not_prevent_the_answers_to_others(ask):
     assert "problem" in bad and "problem" not in good and good["unknown_words"] == ["zebra"]
 
 
-@pytest.mark.parametrize(
-    ("words", "images", "questions"),
-    [
-        (["a.jpg", CAR, "frames", "night", "b.JPG", BUS], ["a.jpg", "frames/c.png", "night", "b.JPG"], [CAR, BUS]),
-        (["--ask", "night", "a.jpg", CAR, "b.JPG"], ["a.jpg", "b.JPG"], [CAR, "night"]),
-    ],
-)
-def test_images_and_questions_can_be_in_any_order(folder, ask, words, images, questions):
+def test_images_and_questions_can_be_in_any_order(folder, ask):
     """A path that exists or ends like an image is an image, wherever it stands; --ask is always a question."""
+    words = ["--ask", "night", "a.jpg", CAR, "frames", "night", "b.JPG", BUS]
     (folder / "frames").mkdir()
     for name in ("a.jpg", "b.JPG", "frames/c.png", "night"):
         shutil.copy("scene.png", name)
     lines = [json.loads(line) for line in ask(*words, "--json")[0].splitlines()]
     found = [(line["image"], [answer["question"] for answer in line["answers"]]) for line in lines]
-    assert found == [(image, questions) for image in images]
+    assert found == [(image, [CAR, BUS, "night"]) for image in ("a.jpg", "frames/c.png", "night", "b.JPG")]
 
 
 def test_each_image_has_its_overlay(folder, ask):
@@ -129,8 +114,6 @@ def test_each_image_has_its_overlay(folder, ask):
     for path in folder.glob("seen*"):
         width, height = Image.open(path).size
         assert 900 > width > 600 < height  # four questions: two rows of two
-    _, errors = ask("scene.png", "seen_1_scene.png", CAR, "--overlay", "seen.png", status=2)
-    assert "seen_1_scene.png is an image that is asked about" in errors
 
 
 def test_a_region_and_thresholds_are_those_of_the_pipeline(pipe, folder, ask):
@@ -176,13 +159,6 @@ def test_captions_are_those_of_the_pipeline(pipe, ask):
     assert line == {"image": "scene.png", "answers": [], "caption": caption}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [(["text.jpg"], 1, "text.jpg"), (["scene.png", "--model", "torn"], 2, "torn: no model can be loaded")],
-)
-def test_bad_files_are_an_error(model, folder, ask, arguments, status, message):
+def test_an_image_that_cannot_be_read_is_named(folder, ask):
     (folder / "text.jpg").write_text("not an image")
-    shutil.copytree(model, "torn")
-    os.truncate("torn/model.safetensors", 1000)
-    assert message in ask(*arguments, "--ask", CAR, status=status)[1]
-    assert not list(folder.glob("**/.*"))
+    assert "text.jpg" in ask("text.jpg", "--ask", CAR, status=1)[1]

@@ -3,11 +3,9 @@
 import sys
 
 import pytest
-import torch
 from PIL import Image
 
 from tiny import ROOT
-from traffic_vlm.common.options import choose_threads
 from traffic_vlm.scripts import COMMANDS, command, main
 
 
@@ -45,16 +43,6 @@ def test_the_console_command_runs_scripts(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run("ask", "--help")
     assert capsys.readouterr().out.startswith("usage: traffic-vlm ask")
-
-
-def test_threads_of_the_option_and_of_the_environment_count(monkeypatch):
-    before = torch.get_num_threads()
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    choose_threads()
-    assert torch.get_num_threads() == before
-    choose_threads(2)
-    assert torch.get_num_threads() == 2
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

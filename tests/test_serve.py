@@ -14,7 +14,6 @@ httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 pytest.importorskip("ray.serve")
 
-from traffic_vlm.common.options import handle_signals  # noqa: E402
 from traffic_vlm.serving.cluster import share_machines  # noqa: E402
 from traffic_vlm.serving.deployment import check_port  # noqa: E402
 
@@ -35,15 +34,6 @@ def test_an_empty_key_is_refused(monkeypatch, run_script, capsys):
     monkeypatch.setenv("TRAFFIC_VLM_API_KEY", "")
     run_script("serve.py", status=2)
     assert "TRAFFIC_VLM_API_KEY is set, but empty" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_both_signals_end_the_command_also_as_a_background_job(number):
-    """Shells let background jobs ignore SIGINT, and Ray replaces handlers."""
-    signal.signal(number, signal.SIG_IGN)
-    handle_signals()
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(number)
 
 
 @pytest.mark.parametrize(
