@@ -51,7 +51,7 @@ quick: $(SETUP)
 	$(PY) -m pytest -n 2 --dist worksteal -m "not slow"
 
 web: $(SETUP)
-	$(PY) -m pytest -m web tests/test_web.py tests/test_start_notebook.py
+	$(PY) -m pytest -m web tests/test_web.py tests/test_notebooks.py
 
 fuzz: $(SETUP)
 	$(PY) -m pytest -n 2 --hypothesis-profile fuzz tests/test_fuzz.py
