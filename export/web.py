@@ -50,10 +50,11 @@ def fetch_libraries(folder: Path) -> dict[str, dict[str, int]]:
     npm compares each package with the digest in its registry, and caches it.
 
     Raises:
-        OSError: npm is missing.
-        ValueError: npm cannot fetch a package.
+        ValueError: npm is missing, or cannot fetch a package.
     """
-    npm = shutil.which("npm") or "npm"
+    npm = shutil.which("npm")
+    if npm is None:
+        raise ValueError("the page needs JavaScript libraries, which npm fetches: install Node.js, which has npm")
     sizes: dict[str, dict[str, int]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for library, (package, files) in LIBRARIES.items():

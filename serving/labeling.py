@@ -135,8 +135,11 @@ class LabelFolder:
         for info in self.fs.get_file_info(FileSelector(self.path, allow_not_found=True)):
             if not info.base_name.startswith("part-"):
                 continue
-            metadata = pq.read_schema(info.path, filesystem=self.fs).metadata
-            before, files = (json.loads(metadata[key]) for key in (b"options", b"files"))
+            try:
+                metadata = pq.read_schema(info.path, filesystem=self.fs).metadata
+                before, files = (json.loads(metadata[key]) for key in (b"options", b"files"))
+            except (KeyError, TypeError, ValueError) as error:
+                raise DataError(f"{info.path} is no file of labels, or damaged; choose another folder") from error
             pairs = [(name, before.get(name), new) for name, new in options.items()]
             others = "; ".join(f"{name} {old!r}, now {new!r}" for name, old, new in pairs if old != new)
             if others:
