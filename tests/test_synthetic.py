@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traffic_vlm.data.scene import ATTRIBUTES, CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, is_a
+from traffic_vlm.data.scene import ATTRIBUTES, CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS
 from traffic_vlm.data.synthetic import draw, make_plan, render
 from traffic_vlm.data.synthetic.camera import Camera
 from traffic_vlm.data.synthetic.dice import PAINT, load
 from traffic_vlm.data.synthetic.figures import make_pedestrian
 from traffic_vlm.data.synthetic.labels import EXHAUSTIVE, describe_road
 from traffic_vlm.data.synthetic.light import Light
-from traffic_vlm.data.synthetic.mesh import Builder, make_mesh
+from traffic_vlm.data.synthetic.mesh import Builder
 from traffic_vlm.data.synthetic.plan import Plan, Thing
 from traffic_vlm.data.synthetic.road import Road
 from traffic_vlm.data.synthetic.roadside import make_sign, make_traffic_light
@@ -66,20 +66,6 @@ def scenes():
     return [render(seed) for seed in range(300)]
 
 
-# Shapes
-
-
-@pytest.mark.parametrize("group", load("shapes"))
-def test_every_shape_of_the_files_can_be_built(group):
-    for name, shape in load("shapes")[group].items():
-        poses = str(shape).count("{'pose'") and (6 if group == "pedestrian" else 3 if group == "animal" else 2)
-        meshes = [make_mesh(group, name, *tags, pose=p) for p in range(poses or 1) for tags in ((), ("back", "bag"))]
-        low, high = np.array([mesh.low for mesh in meshes]), np.array([mesh.high for mesh in meshes])
-        assert ((high - low)[:, :2] > 0.1).all() and (high - low).max() < 13, name
-        if group in ("car", "van", "bus", "truck", "trailer", "barrier", "fence"):
-            assert low[:, 0] == pytest.approx(-high[:, 0]), f"{name} leans to one side"
-
-
 # Annotations
 
 
@@ -87,8 +73,6 @@ def test_a_seed_gives_one_image_and_scene():
     pairs = [render(seed) for seed in (3, 3, 4)]
     assert pairs[0][0].tobytes() == pairs[1][0].tobytes() != pairs[2][0].tobytes()
     assert pairs[0][1] == pairs[1][1] != pairs[2][1]
-    with pytest.raises(ValueError, match="size must be at least 16 pixels, got 8"):
-        render(0, 8)
 
 
 def test_annotations_are_consistent(scenes):
@@ -283,11 +267,9 @@ def test_values_of_signs_are_legible_when_near_and_look_different():
 # Variety
 
 
-def test_every_class_and_value_appears_in_a_fair_share_of_the_scenes(scenes):
+def test_every_class_and_value_appears(scenes):
     counts = Counter(category for _, scene in scenes for category in {item.category for item in scene.objects})
     assert counts.keys() == EXHAUSTIVE - {"vehicle", "person", "animal"} <= CLASSES.keys()
-    for category in PRESENCE:
-        assert (0.03 if is_a(category, "animal") else 0.06) <= counts[category] / len(scenes) <= 0.7, category
     objects = [item.attributes for _, scene in scenes for item in scene.objects if item.visible >= 0.3]
     shares = {}
     for name in ("color", "state", "value", "status", "facing", "brake lights"):
@@ -298,6 +280,3 @@ def test_every_class_and_value_appears_in_a_fair_share_of_the_scenes(scenes):
         assert shares[name].keys() >= {*SCENE_ATTRIBUTES[name]} - {"other"}, name
     for name in ("parked car", "helmet", "lane line"):
         assert {scene.presence.get(name) for _, scene in scenes} >= {True, False}
-    for name in ("color", "state", "weather", "time of day"):
-        values = shares[name].values()
-        assert max(values) < 8 * min(values), name

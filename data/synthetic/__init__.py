@@ -34,12 +34,7 @@ def render(seed: int, size: int = 224) -> tuple[Image.Image, Scene]:
 
     Returns:
         An RGB image and its scene, whose boxes and areas are in pixels of the image.
-
-    Raises:
-        ValueError: `size` is below 16 pixels.
     """
-    if size < 16:
-        raise ValueError(f"size must be at least 16 pixels, got {size}")
     return draw(make_plan(seed), size)
 
 
