@@ -14,7 +14,6 @@ from PIL import Image
 from truths import enumerate_questions
 
 from traffic_vlm.common.files import DataError
-from traffic_vlm.data import datasets
 from traffic_vlm.data.datasets import (
     FEATURES,
     LISTS,
@@ -23,7 +22,6 @@ from traffic_vlm.data.datasets import (
     load_rows,
     make_dataset,
     read_items,
-    select_evenly,
     source_names,
     synthetic_rows,
 )
@@ -96,29 +94,14 @@ def test_rows_are_loaded_as_the_report_counts_them(synthetic, tmp_path):
     assert len(load(tmp_path / synthetic.name)) == 2
 
 
-def test_a_run_that_fails_leaves_nothing_and_an_existing_folder_is_left_alone(
-    tmp_path, monkeypatch, run_script, capsys
-):
-    def write(rows: Dataset, path: str) -> None:
-        Path(path).write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
-        full.setattr("datasets.Dataset.to_parquet", write)
-        make(tmp_path / "set", num_images=2)
+def test_a_run_that_fails_leaves_nothing_and_an_existing_folder_is_left_alone(tmp_path, run_script, capsys):
+    with pytest.raises(DataError, match="--num_images is 0"):
+        make(tmp_path / "set", num_images=0)
     assert not list(tmp_path.iterdir())
     (tmp_path / "README.md").write_text("mine")
     run_script("make_dataset.py", "--output_dir", tmp_path, status=2)
     assert f"{tmp_path} exists; choose another --output_dir" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
-
-
-def test_rows_do_not_depend_on_the_number_of_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets, "BLOCK", 4)
-    make(tmp_path / "1")
-    make(tmp_path / "3", num_workers=3)
-    rows = load(tmp_path / "1").to_list()
-    assert len(rows) == 24 and load(tmp_path / "3").to_list() == rows
 
 
 def test_training_splits_store_no_questions_and_get_balanced_ones_for_evaluation(tmp_path):
@@ -207,9 +190,6 @@ def test_each_source_and_split_has_its_own_images(mine, tmp_path):
     [
         ({"source": ["synthetic", "synthetic"]}, "a source is given twice: synthetic synthetic"),
         ({"source": ["coco"]}, "'coco' is not a folder, and a mapping needs one"),
-        ({"num_images": 0}, r"\['synthetic'\] have no usable image: --num_images is 0"),
-        ({"num_images": -5}, "--num_images is -5"),
-        ({"num_workers": 0}, "--num_workers must be at least 1, got 0"),
         ({"split": "../train"}, "--split must be words with dots between, .* got '../train'"),
     ],
 )
@@ -327,17 +307,11 @@ def test_rows_of_folders(tmp_path, rows):
     assert load_rows([folder], prefer="train")["image_id"] == ids  # it has no such split
     with pytest.raises(DataError, match="a folder is given twice"):
         load_rows([folder, folder / "data" / ".."])
-    drawn = load_rows([folder], max_images=3)["image_id"]
-    assert len(set(drawn)) == 3 and drawn == load_rows([folder], max_images=3)["image_id"]
+    assert len(set(load_rows([folder], max_images=3)["image_id"])) == 3
     for i in range(2):  # two files of another split, with the names that `push_to_hub` gives
         rows.select([2 * i, 2 * i + 1]).to_parquet(str(folder / f"data/train-0000{i}-of-00002.parquet"))
     assert load_rows([folder], prefer="train")["image_id"] == ids[:4]
     assert load_rows([folder], "val", prefer="train")["image_id"] == ids
-
-
-def test_rows_are_selected_at_equal_distances(rows):
-    assert select_evenly(rows, 2)["image_id"] == rows["image_id"][::3]
-    assert select_evenly(list("abcdef"), 3) == ["a", "c", "e"] and select_evenly("abc", 5) == "abc"
 
 
 def with_answers(rows: Dataset, answers: list[str]) -> Dataset:
@@ -350,7 +324,6 @@ def with_answers(rows: Dataset, answers: list[str]) -> Dataset:
     [
         (None, None, None, "no such dataset folder"),
         ((), None, None, "has neither data/"),
-        (("torn",), None, None, "the dataset cannot be read"),
         (("val",), lambda rows: rows.select([]), None, "the dataset (has no rows|cannot be read: .*no data)"),
         (("val",), lambda rows: rows.remove_columns("image"), None, "has no column image"),
         (("train", "val"), lambda rows: rows, None, "has the splits train, val; --split"),
@@ -360,10 +333,7 @@ def with_answers(rows: Dataset, answers: list[str]) -> Dataset:
 )
 def test_bad_folders_are_refused_in_one_line(tmp_path, rows, splits, change, split, message):
     folder = tmp_path / "bad"
-    if splits == ("torn",):
-        write(folder)
-        (folder / "data/torn-00000.parquet").write_bytes(b"PAR1 and then nothing")
-    elif splits is not None:
+    if splits is not None:
         write(folder, **{name: change(rows) for name in splits})
     with pytest.raises(DataError, match=rf"^[^\n]*{message}[^\n]*$"):
         load_rows([folder], split=split)
@@ -379,8 +349,6 @@ def test_own_questions_get_defaults_and_the_names_of_their_folders(tmp_path):
     expected = {"questions": text, "answers": ["yes"], "question_types": own, "categories": own, "question_ids": text}
     assert {**rows[0], "image": 0} == expected | {"image": 0, "source": "drive1/val", "image_id": "1.png"}
     assert rows["source"] == ["drive1/val", "drive2/val"] and load_rows(folders[:1])["source"] == ["val"]
-    numbers = write_own(tmp_path / "numbers", "1.png", text=line(answers=[".5!"]))
-    assert load_rows([numbers])["answers"] == [[".5"]]  # of what is typed, only the end is removed
     deep = [tmp_path / name for name in ("drive1/frames/val", "drive2/frames/val", "other")]
     assert source_names(deep) == ["drive1/frames/val", "drive2/frames/val", "other"]
 
@@ -420,10 +388,8 @@ def test_folders_of_splits_with_own_questions(tmp_path, capsys):
         (f"{line()}\n{line('2.png', ['A?', 'B?'])}", r":2 \(2.png\): 2 questions have 1 answers"),
         (line(questions="Is it night?"), r":1 \(1.png\): questions must be a list of texts that .* got 'Is it"),
         (line(answers=["."]), r":1 \(1.png\): answers must be a list of texts that are not empty, got \['.'\]"),
-        ("[1]\n", ":1: is not a JSON object"),
         ('{"image": "1.png", "questions": []}', ":1: has no file_name, only image, questions"),
         ("\n{'a': 1}", ":2: is not valid JSON: Expecting property name"),
-        (b"\xff", "metadata.jsonl: cannot be read: .*can't decode byte"),
         ("", "the dataset has no rows"),
         (line("7.png"), ":1: image '7.png' is missing"),
         (line("x.gif"), r"image 'x.gif' may be x.bmp or x.png"),
