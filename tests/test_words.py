@@ -80,7 +80,6 @@ def test_new_words_have_reserved_entries_and_no_other_word_changes(tmp_path, wor
         (["forklift", "Forklift:vehicle"], "'forklift' is in the vocabulary already"),
         (["bus"], "'bus' is in the vocabulary already"),
         (["fork-lift"], "'fork-lift' is not a single word of lower-case letters"),
-        (["isnt"], "'isnt' is split or rewritten"),
         (["forklift:tractor"], "--add_words forklift:tractor: 'tractor' is neither a category nor a word"),
         (PLENTY[:21], "21 words cannot be added: the limit is 20, 0 were added before"),
     ],
@@ -157,12 +156,8 @@ def test_words_asked_often_had_different_answers(processor):
     assert not any(counts["red"] + counts["[YES]"] + counts["[PAD]"])  # words of answers, and padding
     assert asked.taught(processor.tokenizer) == {"car"}  # 201 times
     asked.counts *= 3
-    assert asked.taught(processor.tokenizer, ["Is it a van?"]) == {
-        "car",
-        "bus",
-        "color",
-        "van",
-    }  # of the others, all answers are the same
+    taught = asked.taught(processor.tokenizer, ["Is it a van?"])
+    assert taught == {"car", "bus", "color", "van"}  # of the others, all answers are the same
 
 
 def test_a_run_teaches_the_words_of_its_questions(start, tmp_path, monkeypatch):
