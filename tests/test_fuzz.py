@@ -127,6 +127,55 @@ def test_texts(processor, text, options):
         processor.batch_decode(ids)
 
 
+@st.composite
+def tensors(draw: Any, shape: tuple[int, ...], high: int) -> torch.Tensor:
+    """Mostly integers in [0, high) of this shape; sometimes another shape, range or dtype."""
+    if draw(st.integers(0, 4)) == 0:
+        shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
+    low, high = draw(st.sampled_from([(0, high)] * 5 + [(-2, high + 5)]))
+    dtype = draw(st.sampled_from([torch.int64] * 6 + [torch.int32, torch.float32, torch.bool, torch.uint8]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
+    return torch.randint(low, high, shape, generator=generator).to(dtype)
+
+
+@st.composite
+def model_inputs(draw: Any) -> dict[str, torch.Tensor]:
+    rows, images, length = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 5, 9, 130]))
+    value = draw(st.just(0.5) | st.floats(width=32))
+    shape = draw(st.sampled_from([(rows, 3, 256, 256), (images, 3, 256, 256), (rows, 1, 256, 256), (rows, 3, 0, 0)]))
+    strange: dict[str, st.SearchStrategy[torch.Tensor]] = {
+        "pixel_values": st.just(torch.full(shape, value)),
+        "attention_mask": tensors((rows, length), 2),
+        "position_ids": tensors((rows, length), 128),
+        "segment_ids": tensors((rows, length), 3),
+        "labels": tensors((rows, length), 500),
+        "image_index": tensors((rows,), images),
+        "encoder_attention_mask": tensors((images, 256), 2),
+    }
+    names = draw(st.lists(st.sampled_from(list(strange)), max_size=3, unique=True))
+    inputs = {"input_ids": draw(tensors((rows, length), 500)), "pixel_values": torch.zeros(rows, 3, 256, 256)}
+    return inputs | {name: draw(strange[name]) for name in names}
+
+
+@fuzz
+@given(model_inputs(), st.sampled_from(["forward", "score_yes_no", "generate"]), st.data())
+@torch.no_grad()
+def test_model_inputs(model, inputs, method, data):
+    if method == "forward":
+        output = result_of(model, **inputs, use_cache=data.draw(st.booleans()))
+        logits = [] if output is None else [output.logits[..., 1:]]  # [PAD] has the lowest number of the dtype
+    elif method == "score_yes_no":
+        logits = result_of(model.score_yes_no, **inputs) or []
+    else:
+        options = {"do_sample": st.booleans(), "num_beams": st.just(2)}
+        options |= dict.fromkeys(("max_length", "min_new_tokens", "other"), scalars)
+        arguments = data.draw(st.fixed_dictionaries({}, optional=options))
+        inputs = {name: value for name, value in inputs.items() if name != "labels"}
+        result_of(model.generate, **inputs, max_new_tokens=2, **arguments)
+        logits = []
+    assert all(torch.isfinite(row).all() for row in logits)
+
+
 # Annotations: a folder of one image with a label file of some format
 
 
