@@ -118,6 +118,9 @@ class DatasetOptions:
     num_workers: int = field(default=2, metadata={"help": "number of processes"})
 
     def __post_init__(self) -> None:
+        for name in ("questions_per_image", "num_workers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
         if not re.fullmatch(r"\w+(\.\w+)*", self.split):
             raise ValueError(f"--split must be words with dots between, like train or val.night, got {self.split!r}")
 
