@@ -54,7 +54,7 @@ class Arguments(TrainingArguments):
     report_to: None | str | list[str] = "tensorboard"  # noqa: RUF036 (the parser needs this order)
     remove_unused_columns: bool = False
     dataloader_num_workers: int = 1
-    # All parameters are used. The search for unused ones would count twice those that the auxiliary losses read.
+    # The trainer uses all weights. The search for unused ones would count twice those that the auxiliary losses read.
     ddp_find_unused_parameters: bool | None = False
 
     def __post_init__(self) -> None:

@@ -129,6 +129,8 @@ class TrafficTrainer(Trainer):
                 value = self.auxiliary.LOSSES[name](passed, **tensors)
             self.seen[f"{name}_loss"].append((value.detach(), 1))
             loss = loss + self.loss_weights[name] * fraction * value
+        if self.args.world_size > 1:  # processes wait for all gradients; small images do not pass the pooling layer
+            loss = loss + 0 * sum(weight.sum() for weight in model.parameters() if weight.requires_grad)
         return loss
 
     def answer_loss(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any) -> tuple[torch.Tensor, Any]:
@@ -193,9 +195,8 @@ class TrafficTrainer(Trainer):
         self.average.swap()
         best = (self.args.metric_for_best_model or "").removeprefix("eval_")
         if best and best not in known:
-            raise ValueError(
-                f"--metric_for_best_model {best} is not known of the evaluation images: {', '.join(known)}"
-            )
+            names = ", ".join(known)
+            raise ValueError(f"--metric_for_best_model {best} is not known of the evaluation images: {names}")
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in known.items()}
         self.log(metrics)
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
