@@ -45,8 +45,8 @@ class TowerModel(nn.Module):
 def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any]:
     """The model to train, in float32, frozen as the options say, and its processor.
 
-    Without questions, the model is a `TowerModel`. Its `training_head` has the counts of the words asked, and for the
-    presence loss the query head and a balance within each of `num_sources` sources.
+    Its `training_head` has the query head for the presence loss, with a balance within each of `num_sources` sources,
+    and the counts of the words asked. Without questions, the model is a `TowerModel`, and there are no counts.
     """
     model, base = build_model(options), options.model_name_or_path
     tower = model.model.vision_tower

@@ -158,9 +158,8 @@ def targets(
 def loss(passed: Any, region: torch.Tensor, patch: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """The `PresenceLoss` of a model with a training head."""
     head = passed.model.training_head
-    found: torch.Tensor = head["loss"](
-        head["head"](passed.seen.last_hidden_state, patch.shape[2:]), region, patch, source
-    )
+    logits = head["head"](passed.seen.last_hidden_state, patch.shape[2:])
+    found: torch.Tensor = head["loss"](logits, region, patch, source)
     return found
 
 
