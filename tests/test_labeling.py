@@ -209,6 +209,11 @@ def test_labels_with_other_options_are_refused(model, tmp_path):
             label(str(images), label_options(output, **({"model": model, "ask": QUESTIONS} | options)))
     with pytest.raises(DataError, match="newer None, now 1"):  # labels of older code
         LabelFolder(str(output), {"newer": 1})
+    foreign = output / "part-0.parquet"
+    for write in (lambda: pq.write_table(pa.table({"a": [1]}), foreign), lambda: foreign.write_bytes(b"PAR1")):
+        write()
+        with pytest.raises(DataError, match=r"part-0\.parquet is no file of labels, or damaged; choose another"):
+            LabelFolder(str(output), {})
 
 
 # The command

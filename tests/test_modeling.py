@@ -244,6 +244,13 @@ def test_the_loss_is_the_mean_over_labeled_next_tokens(model):
     close(halved, output.loss / 2)  # Trainer divides by the tokens of all accumulated batches
 
 
+def test_the_trainers_use_cache_reaches_the_decoder():
+    model = tiny_model()
+    for use_cache in (True, False):
+        model.config.use_cache = use_cache
+        assert (model(random_ids(1, 4), random_pixels(1)).get(CACHE_NAME) is not None) == use_cache
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("origin", ["copy", "file"])
 def test_the_embedding_of_pad_stays_zero_in_training(tmp_path, origin, dtype):

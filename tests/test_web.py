@@ -24,12 +24,22 @@ for name in ("onnx", "onnxscript"):
 
 from traffic_vlm.common.answers import answer_notes, answer_text, map_strength  # noqa: E402
 from traffic_vlm.export.onnx import export_settings, load, make_graphs  # noqa: E402
-from traffic_vlm.export.web import export_page, page_data, pixels_graph  # noqa: E402
+from traffic_vlm.export.web import export_page, fetch_libraries, page_data, pixels_graph  # noqa: E402
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline  # noqa: E402
 from traffic_vlm.serving.overlay import attention_of_question, mapped_words  # noqa: E402
 
 
 QUESTIONS = [*(ROOT / "tests/data/asked.txt").read_text("utf-8").splitlines(), "car " * 130]
+
+
+def test_a_missing_npm_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match=r"which npm fetches: install Node\.js"):
+        fetch_libraries(tmp_path)
+    (tmp_path / "npm").write_text("#!/bin/sh\necho no connection >&2; exit 1\n")
+    (tmp_path / "npm").chmod(0o755)
+    with pytest.raises(ValueError, match=r"npm cannot fetch onnxruntime-web@[\d.]+: no connection"):
+        fetch_libraries(tmp_path)
 
 
 def test_graphs_and_page_are_of_one_size(tmp_path):
