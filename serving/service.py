@@ -9,6 +9,7 @@ the cause. Ray Serve itself refuses requests beyond `--max_waiting`, and those t
 import asyncio
 import hashlib
 import hmac
+import inspect
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -71,14 +72,17 @@ class ImageRequest(BaseModel):
 
 
 class DescribeRequest(ImageRequest):
-    """Describe an image in one or two sentences, of what is sure."""
+    """Describe an image in one or two sentences, of what is sure: `{"caption", "facts": [{"question", "p_yes"}]}`."""
 
     def respond(self, pipe: TrafficVLMPipeline, encoded: Any, size: tuple[int, int]) -> dict[str, Any]:
         return pipe.describe(encoded)
 
 
 class LocateRequest(ImageRequest):
-    """Locate objects in an image."""
+    """Locate objects in an image, in its pixels: `{"objects": [{"label", "score", "box", "point"}]}`.
+
+    A box is left, top, right and bottom; a point is the center.
+    """
 
     labels: Annotated[str | list[str], Field(description="classes such as bus; all are all")] = "all"
 
@@ -87,55 +91,16 @@ class LocateRequest(ImageRequest):
 
 
 class AnswerRequest(ImageRequest):
-    """Answer questions about an image: `score` is the probability of the answer, `p_yes` that of yes."""
+    """Answer questions about an image: `{"answers": [{"question", "answer", "score", "p_yes"}]}`.
+
+    `score` is the probability of the answer, `p_yes` that of yes. An answer may have `not_sure`, `unknown_words`,
+    `untaught_words`, or in its place a `problem`.
+    """
 
     questions: Annotated[list[str], Field(min_length=1, max_length=MAX_QUESTIONS, examples=[["Is there a car?"]])]
 
     def respond(self, pipe: TrafficVLMPipeline, encoded: Any, size: tuple[int, int]) -> dict[str, Any]:
         return {"answers": pipe(encoded, [text.strip() for text in self.questions])}
-
-
-class Answer(BaseModel):
-    """An item of the pipeline. Fields with a default may be missing."""
-
-    question: str
-    answer: str | None
-    score: Annotated[float | None, Field(description="probability of the answer")]
-    p_yes: Annotated[float | None, Field(description="calibrated P(yes); null for an answer in words")]
-    not_sure: bool = False
-    unknown_words: list[str] = []
-    untaught_words: list[str] = []
-    problem: Annotated[str | None, Field(description="why there is no answer")] = None
-
-
-class Object(BaseModel):
-    """An object, in pixels of the image: left, top, right and bottom of its box, x and y of its center."""
-
-    label: str
-    score: float
-    box: list[float]
-    point: list[float]
-
-
-class Fact(BaseModel):
-    """An answer that the caption says."""
-
-    question: str
-    p_yes: Annotated[float, Field(description="calibrated P(yes)")]
-
-
-class Response(BaseModel):
-    """What was asked for, and warnings about the image, if there are any."""
-
-    answers: list[Answer] = []
-    objects: list[Object] = []
-    caption: str = ""
-    facts: list[Fact] = []
-    warnings: list[str] = []
-
-
-class Problem(BaseModel):
-    detail: str
 
 
 def describe_body(request: type[ImageRequest]) -> dict[str, Any]:
@@ -197,7 +162,7 @@ async def check_key(
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes | dict[str, Any]:
-    """The body: JSON text, or the fields of a form. Raises an `HTTPException` 400, 413 or 415."""
+    """The body: JSON text, or the fields of a form. Raises an `HTTPException` 400 or 413."""
     size = 0
 
     async def receive() -> Any:
@@ -209,13 +174,8 @@ async def read_body(request: Request, max_bytes: int) -> bytes | dict[str, Any]:
         return message
 
     limited = Request(request.scope, receive)
-    if (encoding := request.headers.get("content-encoding", "identity").lower()) != "identity":
-        raise HTTPException(415, f"the body is compressed ({encoding}): send it without compression")
-    content_type = request.headers.get("content-type", "none").partition(";")[0].strip().lower()
-    if content_type == "application/json":
+    if request.headers.get("content-type", "").lower().startswith("application/json"):
         return await limited.body()
-    if content_type != "multipart/form-data":
-        raise HTTPException(415, f"send application/json or multipart/form-data, not {content_type}")
     async with limited.form(max_files=1, max_part_size=max_bytes) as form:
         body: dict[str, Any] = dict(form) | {name: form.getlist(name) for name in LIST_NAMES if name in form}
         if isinstance(file := body.get("image"), UploadFile):
@@ -249,15 +209,16 @@ def build_app(options: ServeOptions, api_key: str | None = None) -> FastAPI:
     origins = [origin.rstrip("/") for origin in options.allow_origin]  # as browsers write them
     app.add_middleware(CORSMiddleware, allow_origins=origins, allow_headers=["*"], allow_methods=["POST"])
     app.state.service, app.state.api_key = Service(options), api_key
-    shared: dict[str, Any] = {
-        "dependencies": [Depends(check_key)] if api_key else [],
-        "response_model": Response,
-        "response_model_exclude_unset": True,
-        "responses": {status: {"model": Problem} for status in (400, 401, 413, 415, 422)},
-    }
+    keys = [Depends(check_key)] if api_key else []
     for name, kind in (("answer", AnswerRequest), ("locate", LocateRequest), ("describe", DescribeRequest)):
-        body = describe_body(kind)
-        app.post(f"/v1/{name}", name=name, description=kind.__doc__, openapi_extra=body, **shared)(responding(kind))
+        route = app.post(
+            f"/v1/{name}",
+            name=name,
+            description=inspect.getdoc(kind),
+            dependencies=keys,
+            openapi_extra=describe_body(kind),
+        )
+        route(responding(kind))
 
     @app.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
     async def health() -> dict[str, str]:
