@@ -21,7 +21,6 @@ from PIL import Image
 
 from ..common.answers import answer_notes, answer_text
 from ..common.image_files import image_warnings, open_image
-from ..data.suggestions import suggest_questions
 from ..images_traffic_vlm import Region
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_traffic_vlm import NONE
@@ -70,12 +69,6 @@ def split_questions(text: str) -> list[str]:
     if not 0 < len(questions) <= MAX_QUESTIONS:
         raise ValueError(f"Write 1 to {MAX_QUESTIONS} questions, one per line: these are {len(questions)}.")
     return questions
-
-
-def add_question(question: str, text: str) -> tuple[str, None]:
-    """(text with the question appended once, None); None clears the dropdown."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return "\n".join(lines if question in lines else [*lines, question]), None
 
 
 def table(items: Sequence[Mapping[str, Any]]) -> str:
@@ -138,14 +131,14 @@ class Page:
         word = dict(mapped_words(self.pipe, question))[int(column)]
         return shown, f"{question} {answer_text(item)}. Orange: where “{word}” attends; faint where nothing is seen."
 
-    def choose(self, path: str | Path | None, image_size: int | None, labels: Sequence[str]) -> tuple[Any, ...]:
-        """Encode the file of an image, show it with boxes and a caption, and clear the answers about another."""
+    def choose(self, file: Mapping[str, Any] | None, image_size: int | None, labels: Sequence[str]) -> tuple[Any, ...]:
+        """Encode the image of {"path": ...}, show it with boxes and a caption, and clear the answers about another."""
         picture, status, description = None, "", ""
-        if path:
+        if file:
             start = time.perf_counter()
             try:
                 with image_warnings() as warnings:
-                    picture = self.encode(path, image_size)
+                    picture = self.encode(file["path"], image_size)
                 status = f"Image encoded in {1000 * (time.perf_counter() - start):.0f} ms."
                 description = self.pipe.describe(picture.encoded)["caption"]
             except ValueError as error:
@@ -154,10 +147,6 @@ class Page:
                 gr.Warning(warning)
         no_words = gr.Column(visible=False), gr.Dropdown(choices=[], value=None)
         return self.boxes(labels, picture), picture, description, status, "", *no_words
-
-    def choose_upload(self, file: dict[str, Any] | None, *given: Any) -> tuple[Any, ...]:
-        """`choose` the file of an upload; None clears the image."""
-        return self.choose(file["path"] if file else None, *given)
 
     def ask(self, text: str, picture: EncodedPicture | None) -> tuple[Any, ...]:
         """Show the answers to the questions in a text, and the words of those that have one."""
@@ -199,9 +188,6 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
                 questions = gr.Textbox(
                     QUESTIONS, lines=6, label="Questions, one per line (Shift+Enter asks)", elem_id="questions"
                 )
-                suggested = [(f"{kind}: {text}", text) for text, kind in suggest_questions(pipe.processor).items()]
-                label = "Add a question of taught words (type to search)"
-                suggestion = gr.Dropdown(suggested, value=None, label=label, elem_id="suggestion")
                 rules = pipe.processor.rules
                 nouns = ", ".join(rules.known_nouns(pipe.processor.taught_words))
                 gr.Markdown(f"**What can I ask?** {' '.join(rules.examples.values())} It knows these nouns: {nouns}.")
@@ -218,13 +204,12 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
         asked = [status, answers, words, word]
         asking = gr.on([button.click, questions.submit], page.ask, [questions, encoded], asked, **queue)
         chosen = [image, encoded, described, *asked]
+        choosing: dict[str, Any] = {"outputs": chosen, "cancels": [asking], **queue}
         # preprocess=False passes on any file: `open_image` says what is wrong with it, Gradio would not.
-        uploads = [image.input, image.clear]
-        gr.on(uploads, page.choose_upload, [image, size, objects], chosen, preprocess=False, cancels=[asking], **queue)
+        gr.on([image.input, image.clear], page.choose, [image, size, objects], preprocess=False, **choosing)
         given = [examples, size, objects]
-        examples.click(lambda i, *more: page.choose(EXAMPLES[i], *more), given, chosen, cancels=[asking], **queue)
+        examples.click(lambda index, *more: page.choose({"path": EXAMPLES[index]}, *more), given, **choosing)
         objects.input(page.boxes, [objects, encoded], image, show_progress="hidden")
-        suggestion.input(add_question, [suggestion, questions], [questions, suggestion], show_progress="hidden")
         word.change(page.overlay, [word, encoded], [overlay, caption], show_progress="hidden")
     return blocks
 
