@@ -1,7 +1,7 @@
 """Export the model as three graphs without Python code, for ONNX Runtime.
 
     vision   pixel_values [I,3,H,W] → image_keys, image_values [N,I,K,P,D] for the N layers of the decoder
-    score    packed questions [B,L], question_ends [B,Q], keys and values of B images → P(yes) [B,Q], logits [B,Q,V]
+    score    packed questions [B,L], question_ends [B,Q], keys and values of B images → P(yes) [B,Q]
     decode   tokens [B,T], a cache [N,B,K,S,D] of S tokens, images → P(yes) [B] and log probabilities [B,V] after the
              last token, the cache [N,B,K,S+T,D], attention maps [B,T,P]
 
@@ -65,7 +65,7 @@ class DecoderGraph(nn.Module):
 
 
 class ScoreGraph(DecoderGraph):
-    """P(yes) of packed questions, and the logits of the first token of each answer.
+    """P(yes) of packed questions.
 
     A question_ends of -1 marks an unused column, whose output is meaningless.
     """
@@ -78,12 +78,11 @@ class ScoreGraph(DecoderGraph):
         question_ends: Tensor,
         image_keys: Tensor,
         image_values: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tensor:
         mask = (segment_ids[:, :, None] == segment_ids[:, None]).tril()[:, None]  # [B,1,L,L]
         states = self.hidden_states(input_ids, position_ids, mask, (image_keys, image_values))
         ends = question_ends.clamp(min=0)[..., None].expand(-1, -1, states.shape[-1])
-        logits = self.lm_head(states.gather(1, ends))
-        return self.yes_probability(logits), logits
+        return self.yes_probability(self.lm_head(states.gather(1, ends)))
 
 
 class StepCache:
@@ -178,7 +177,7 @@ def make_graphs(model: Any) -> dict[str, Graph]:
             {name: {0: rows, 1: length} for name in packed}
             | {"question_ends": {0: rows, 1: Dim("questions")}}
             | image_shapes,
-            ["p_yes", "logits"],
+            ["p_yes"],
         ),
         "decode": Graph(
             DecodeGraph(model),

@@ -30,7 +30,6 @@ from .onnx import OPSET, export_settings, load, make_graphs, save_onnx, store_in
 
 EXAMPLES = [ROOT / "docs" / f"{name}.jpg" for name in ("crossing", "night", "truck")]
 RULES = ("question_traffic_vlm.py", "common/answers.py", "export/asking.py")
-CUBIC = 3  # Pillow's filter of images that the graph resizes
 ORT, ORT_FILES = "onnxruntime-web@1.30.0", "dist/ort-wasm-simd-threaded"
 # Name → package of npm, and the files of it that the page loads. package.json names the license.
 LIBRARIES: dict[str, tuple[str, list[str]]] = {
@@ -75,18 +74,14 @@ def fetch_libraries(folder: Path) -> dict[str, dict[str, int]]:
 def pixels_graph(about: Mapping[str, Any]) -> Any:
     """An ONNX model: image [H,W,4] of any size, opaque RGBA in uint8 as a canvas has it → pixel_values [1,3,h,w].
 
-    Browsers resize in different ways. The graph resizes as Pillow does; levels, of 255, differ by 1 at most.
+    Browsers resize in different ways. The graph resizes as Pillow's bicubic filter does; levels, of 255, differ by 1
+    at most.
 
     Args:
         about: what `export_settings` returns.
-
-    Raises:
-        ValueError: the model's images are resized by another filter than the bicubic one.
     """
     from onnx import checker, parser
 
-    if about["resample"] != CUBIC:
-        raise ValueError(f"resample={about['resample']}: the browser can resize by the filter {CUBIC} (bicubic) only")
     height, width = about["image_size"]
     mean, std = (", ".join(str(float(value)) for value in about[name]) for name in ("mean", "std"))
     model = parser.parse_model(f"""
@@ -122,7 +117,7 @@ def browser_tokenizer(content: str) -> dict[str, Any]:
 
 
 def write_model(model: Any, processor: Any, folder: Path) -> None:
-    """Write the graphs, the tokenizer and the rules of questions into a folder. Raises what `pixels_graph` does."""
+    """Write the graphs, the tokenizer and the rules of questions into a folder."""
     import onnx
 
     onnx.save(pixels_graph(export_settings(model, processor)), folder / "pixels.onnx")
@@ -143,8 +138,7 @@ def export_page(model_folder: Path, output_dir: Path, image_size: tuple[int, int
     Its graphs read images of (height, width) `image_size`, by default the model's.
 
     Raises:
-        ValueError, OSError: the folder exists; the model cannot be used; npm is missing or fails; or the browser
-            cannot resize images as the model needs it.
+        ValueError, OSError: the folder exists; the model cannot be used; or npm is missing or fails.
         ModuleNotFoundError: a package is missing.
     """
     with new_folder(output_dir) as folder:
