@@ -51,16 +51,13 @@ class ServeOptions(ModelOptions):
     max_waiting: int = option(256, "requests in a replica, and as many more before it; above: 503")
 
 
-def image_bytes(value: Any) -> Any:
-    """The bytes of an image in base64; the bytes of a file as they are."""
-    return decode_base64(value) if isinstance(value, str) else value
-
-
 class ImageRequest(BaseModel):
     """One image, which is a file in a form, or base64."""
 
     image: Annotated[
-        bytes, BeforeValidator(image_bytes), WithJsonSchema({"type": "string", "contentEncoding": "base64"})
+        bytes,
+        BeforeValidator(lambda value: decode_base64(value) if isinstance(value, str) else value),
+        WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
     ]
     image_size: Annotated[
         int | None, Field(description="side of the pixels that the model looks at, a multiple of 32", ge=32, le=640)
@@ -200,12 +197,7 @@ def build_app(options: ServeOptions, api_key: str | None = None) -> FastAPI:
     Args:
         api_key: what requests to `/v1` must send; None for no key.
     """
-    app = FastAPI(
-        title="Traffic VLM",
-        version="1",
-        description="Answers questions about images of traffic scenes, and locates objects in them.",
-        redoc_url=None,
-    )
+    app = FastAPI(title="Traffic VLM", version="1", redoc_url=None)
     origins = [origin.rstrip("/") for origin in options.allow_origin]  # as browsers write them
     app.add_middleware(CORSMiddleware, allow_origins=origins, allow_headers=["*"], allow_methods=["POST"])
     app.state.service, app.state.api_key = Service(options), api_key
