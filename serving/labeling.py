@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -104,16 +103,16 @@ def list_files(source: str) -> tuple[str, list[str], str]:
             raise DataError(f"{source} lists no image")
         return "image", list(dict.fromkeys(names)), ""
     [info] = fs.get_file_info([path])
-    found = [info] if info.is_file else fs.get_file_info(FileSelector(path, allow_not_found=True, recursive=True))
+    infos = [info] if info.is_file else fs.get_file_info(FileSelector(path, allow_not_found=True, recursive=True))
     root = os.path.dirname(path) if info.is_file else path
     suffixes = [suffix for suffixes in KINDS.values() for suffix in suffixes]
-    files, left_out = select_files(sorted(info.path for info in found if info.is_file), suffixes, root)
-    kinds = Counter(kind for name in files for kind, suffixes in KINDS.items() if name.lower().endswith(suffixes))
+    files, left_out = select_files(sorted(info.path for info in infos if info.is_file), suffixes, root)
+    kinds = {kind for name in files for kind, suffixes in KINDS.items() if name.lower().endswith(suffixes)}
     if len(kinds) != 1:
-        listed = ", ".join(f"{count:,} of kind {kind}" for kind, count in sorted(kinds.items())) or "none"
-        message = f"{source}: must hold images, Parquet files or tars, one of these kinds; found {listed}. {left_out}"
+        found = " and ".join(sorted(kinds)) or "none"
+        message = f"{source}: must hold images, Parquet files or tars, one of these kinds; found {found}. {left_out}"
         raise DataError(message.rstrip(" ."))
-    return next(iter(kinds)), files, left_out
+    return kinds.pop(), files, left_out
 
 
 class LabelFolder:

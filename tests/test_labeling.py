@@ -165,7 +165,7 @@ def test_input_that_cannot_be_labeled_is_refused(tmp_path):
         str(tmp_path / "missing"): "missing: must hold images",
         str(tmp_path / "empty"): "must hold images, .*; found none",
         str(tmp_path / "list.txt"): "list.txt lists no image",
-        str(tmp_path / "mixed"): "found 1 of kind image, 1 of kind tar",
+        str(tmp_path / "mixed"): "found image and tar",
     }.items():
         with pytest.raises(ValueError, match=message):
             list_files(source)
