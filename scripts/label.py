@@ -6,12 +6,11 @@
 
 INPUT is a folder of images, of WebDataset tars, or of Parquet files with a column of images, on this machine or at a
 URL of S3, GCS or HDFS; or a text file with the path of an image in each line. The output folder gets
-part-*.parquet with a row for each image and question, and with --locate bus car (or all) the objects of its image;
-docs/scale.md explains the columns, and clusters. Questions with a word that the model does not know are refused.
+part-*.parquet with a row for each image and question; docs/scale.md explains the columns, and clusters.
 
-The same command labels what has no labels yet: after it was stopped or killed, and when INPUT has new images. Other
-questions, classes, weights or thresholds need another output folder. The exit status is 0, even if some images have
-problems (their number is printed); 2 if a file cannot be read or written: mend or remove it, and start again.
+The same command labels what has no labels yet: after it was stopped or killed, and when INPUT has new images. The exit
+status is 0, even if some images have problems (their number is printed); 2 if a file cannot be read or written: mend
+or remove it, and start again.
 """
 
 import sys

@@ -3,11 +3,8 @@
     python scripts/serve.py                        # http://127.0.0.1:8000, described at /docs
     curl -F image=@frame.jpg -F "questions=Is there a bus?" -F "questions=Is it raining?" localhost:8000/v1/answer
 
-With --thresholds an answer is yes from the threshold of its question type, and has a field not_sure.
-
-Runs on Ray Serve, on this machine or on a cluster (--address), until Ctrl-C or SIGTERM. /healthz is for a supervisor:
-200 once a replica has loaded the model. If the environment variable TRAFFIC_VLM_API_KEY is set, requests for answers
-must send that key. Put a proxy with TLS in front of it where strangers can reach it.
+Runs on Ray Serve, on this machine or on a cluster (--address), until Ctrl-C or SIGTERM. If the environment variable
+TRAFFIC_VLM_API_KEY is set, requests for answers must send that key. docs/serving.md explains the routes.
 """
 
 import sys
