@@ -6,25 +6,22 @@
     python scripts/watch.py docs/example.jpg --ask "Is there a bus?" --output_dir runs/one         # seconds on a CPU
 
 SOURCE is a video file, an image, a folder of images, a camera (its number or device) or the URL of a stream.
-OUTPUT_DIR gets timeline.csv (frame, time, question, answer, score, p_yes; each line is written at once and survives a
-kill), events.csv, timeline.png and summary.json. Every frame of a file is answered; frames of a live source are
-dropped, and counted, when the model is late.
+OUTPUT_DIR gets timeline.csv, events.csv, timeline.png and summary.json, which docs/serving.md explains.
 
 An event begins where P(yes) reaches --on, ends where it falls below --off, and lasts at least --shortest seconds; with
 --fps 1, one frame counts as one second. With --thresholds, both are the threshold of the question's type, and
-timeline.csv gets a column not_sure. For a question that asks for words ("What color is the traffic light?"), each
-period of one answer is an event.
+timeline.csv gets a column not_sure.
 
 The first Ctrl-C or SIGTERM ends the run after the current frames, the second one at once. The exit status is 0; 1 if
-frames are missing (a broken file, a lost camera); 2 if the run could not start or failed; 130 after Ctrl-C, 143 after
-SIGTERM.
+frames are missing (a broken file, a lost camera); 2 if the run could not start or failed; 130 after a signal.
 """
 
 import signal
 import sys
+import threading
 from typing import Any
 
-from traffic_vlm.common.options import option_parser, silence_libraries
+from traffic_vlm.common.options import handle_signals, option_parser, silence_libraries
 from traffic_vlm.scripts import command
 
 
@@ -37,18 +34,16 @@ def main() -> int:
     parser.add_argument("source", metavar="SOURCE", help="a video, an image, a folder, a camera or a stream")
     parser.add_argument("--ask", action="append", required=True, metavar="QUESTION", help="may be repeated")
     options, what = parser.parse_args_into_dataclasses()
-    stopped: list[int] = []
+    stop = threading.Event()
 
-    def stop(number: int, _: Any) -> None:
-        if stopped:
-            raise KeyboardInterrupt
-        stopped.append(number)
-        print("\nstopping: completing the files", file=sys.stderr, flush=True)
+    def complete(*_: Any) -> None:
+        stop.set()
+        handle_signals()  # the second signal ends the run at once
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)  # a shell lets its background jobs ignore SIGINT: `watch.py ... &`
-    problems = watch(what.source, what.ask, options, lambda: stopped)
-    return 128 + stopped[0] if stopped else int(bool(problems))
+        signal.signal(number, complete)  # a shell lets its background jobs ignore SIGINT: `watch.py ... &`
+    problems = watch(what.source, what.ask, options, stop)
+    return 130 if stop.is_set() else int(bool(problems))
 
 
 if __name__ == "__main__":

@@ -41,29 +41,22 @@ def clock_time(seconds: float) -> str:
     return f"{start}:{tenths // 10:02d}.{tenths % 10}"
 
 
-def read_curves(timeline: Path, num_questions: int) -> tuple[np.ndarray, np.ndarray]:
-    """(seconds [T]; P(yes), or score of words, [T, num_questions]) of a timeline of T frames."""
-    with timeline.open(newline="", encoding="utf-8") as file:
-        rows = ((row["time"], row["p_yes"] or row["score"] or 0) for row in csv.DictReader(file))
-        table = np.fromiter(rows, dtype=np.dtype((np.float64, 2)))
-    table = table.reshape(-1, num_questions, 2)  # a frame has a row for each question, in their order
-    return table[:, 0, 0], table[:, :, 1]
-
-
 def draw_timeline(
-    timeline: Path,
-    questions: Sequence[str],
-    events: Sequence[Mapping[str, Any]],
-    thresholds: Sequence[Sequence[float]],
     path: Path,
+    seconds: Sequence[float],
+    questions: Sequence[str],
+    curves: np.ndarray,
+    thresholds: Sequence[Sequence[float]],
+    events: Sequence[Mapping[str, Any]],
 ) -> None:
     """Draw a PNG with one row per question: its P(yes) or score, thresholds and events.
 
     Args:
-        events: rows of events.csv.
+        seconds: times [T] of the frames.
+        curves: P(yes), or score of words, [T, number of questions].
         thresholds: on P(yes), for each question; empty for a question answered in words.
+        events: rows of events.csv.
     """
-    seconds, curves = read_curves(timeline, len(questions))
     figure = Figure(figsize=(8, 0.9 + 0.85 * len(questions)), layout="constrained")
     rows = figure.subplots(len(questions), 1, sharex=True, squeeze=False)[:, 0]
     end = max(seconds[-1], *(event["end"] for event in events), 1e-3)

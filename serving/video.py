@@ -5,14 +5,14 @@
 - FFmpeg (PyAV) decodes videos and animated GIFs, Pillow other images.
 - Times start at 0 and never decrease. A frame without a time stamp, or with one that steps back, follows the last one
   by 1 / frame rate.
-- Frames that cannot be read are counted and skipped; `FrameSource.problems` describes them.
+- Frames that cannot be read are counted and skipped; `FrameSource.problems` describes the first one.
 """
 
 import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Any
 import av
 from av.video.reformatter import Interpolation
 from PIL import Image
-from PIL.Image import Transpose
 
 from ..common.files import DataError
 from ..common.image_files import IMAGE_SUFFIXES, list_images, open_image
@@ -35,7 +34,6 @@ CAMERA_FORMATS = {"linux": "v4l2", "darwin": "avfoundation", "win32": "dshow"}
 LIVE_PROTOCOLS = ("rtsp", "rtsps", "rtmp", "rtmps", "rtp", "srt", "tcp", "udp")
 # Without the full resolution of colors, pictures become darker by up to 4 of 255 levels.
 EXACT = Interpolation.BICUBIC | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
-ROTATIONS = {90: Transpose.ROTATE_90, 180: Transpose.ROTATE_180, 270: Transpose.ROTATE_270}
 MAX_SIDE, MIN_WIDTH = 1280, 400  # pixels of an annotated video
 TIME_BASE = Fraction(1, 90_000)
 
@@ -62,14 +60,14 @@ class FrameSource:
         name: as the user gave it, without a password.
         rate: frames per second, declared or assumed.
         is_live: frames arrive at their own pace and are lost if nothing takes them.
-        notes: assumptions that the user should know.
         problems: why frames are missing; complete when `frames` has ended.
-        broken: number of images, or packets of a video, that could not be decoded.
+        broken: number of images, or packets of a video, that are damaged.
+        dropped: number of frames of a live source that were replaced by newer ones before they were used.
     """
 
     def __init__(self, name: str, rate: float | None = None):
-        self.name, self.rate, self.is_live, self.broken = hide_password(name), rate or DEFAULT_RATE, False, 0
-        self.notes: list[str] = []
+        self.name, self.rate, self.is_live = hide_password(name), rate or DEFAULT_RATE, False
+        self.broken = self.dropped = 0
         self.problems: list[str] = []
 
     def read(self) -> Iterator[tuple[float, Any]]:
@@ -104,7 +102,7 @@ class FrameSource:
         """Count a broken frame, and describe the first one."""
         self.broken += 1
         if self.broken == 1:
-            self.problems.append(f"{self.name}: frames that cannot be read are skipped; the first error: {error}")
+            self.problems.append(f"{self.name}: frames are missing or damaged; the first error: {error}")
 
 
 def open_source(name: str, frame_rate: float | None = None) -> FrameSource:
@@ -144,11 +142,8 @@ class ImageSource(FrameSource):
     def __init__(self, name: str, frame_rate: float | None = None):
         super().__init__(name, frame_rate)
         self.paths, left_out = list_images(Path(name))
-        if frame_rate is None and len(self.paths) > 1:
-            assumed = f"{self.rate:g} per second are assumed (--frame_rate)"
-            self.notes.append(f"{self.name}: images have no times; {assumed}")
         if left_out:
-            self.notes.append(f"{self.name}: {left_out}")
+            print(left_out, file=sys.stderr)
 
     def read(self) -> Iterator[tuple[float, Path]]:
         yield from ((index / self.rate, path) for index, path in enumerate(self.paths))
@@ -162,20 +157,16 @@ class VideoSource(FrameSource):
 
     Args:
         timeout: seconds without data after which a stream counts as lost.
-        clock: returns seconds: the times of JPEG frames over HTTP, which have none.
+
+    Attributes:
+        clock: returns seconds: the times of JPEG frames over HTTP, which have none; None for other sources.
     """
 
-    def __init__(
-        self,
-        name: str,
-        frame_rate: float | None = None,
-        timeout: float = TIMEOUT,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, name: str, frame_rate: float | None = None, timeout: float = TIMEOUT):
         super().__init__(name, frame_rate)
         self.timeout = timeout
-        self.container, self.corrupt = self._open(name), 0  # number of packets that FFmpeg marks corrupt
-        self.clock = clock if self.container.format.name == "mpjpeg" and "://" in name else None
+        self.container = self._open(name)
+        self.clock = time.monotonic if self.container.format.name == "mpjpeg" and "://" in name else None
         self.is_live = bool(self.clock or is_camera(name) or name.partition("://")[0].lower() in LIVE_PROTOCOLS)
         self.stream = self.container.streams.best("video")
         if self.stream is None or self.stream.codec_context is None:
@@ -206,8 +197,7 @@ class VideoSource(FrameSource):
 
     def to_image(self, content: av.VideoFrame, side: int | None) -> Image.Image:
         image = content.to_image(width=side, height=side, interpolation=EXACT)
-        turn = ROTATIONS.get(content.rotation % 360)  # phones record sideways and note it
-        return image if turn is None else image.transpose(turn)
+        return image.rotate(content.rotation, expand=True)  # phones record sideways and note it
 
     def read(self) -> Iterator[tuple[float, av.VideoFrame]]:
         seconds = -1 / self.rate  # the first frame follows, at 0
@@ -222,8 +212,6 @@ class VideoSource(FrameSource):
                     seconds += stamp - last
                 last = stamp
                 yield seconds, frame
-        if self.corrupt:
-            self.problems.append(f"{self.name}: damaged packets, whose frames may be wrong: {self.corrupt:,}")
         if seconds < 0:
             self.problems.append(f"{self.name}: no frame can be decoded")
         elif self.is_live:
@@ -234,7 +222,8 @@ class VideoSource(FrameSource):
         while True:
             try:
                 for packet in self.container.demux(self.stream):
-                    self.corrupt += packet.is_corrupt
+                    if packet.is_corrupt:
+                        self.skip("a packet is damaged")
                     try:
                         yield from self.stream.decode(packet)
                     except av.error.FFmpegError as error:
