@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import av
-from av.video.reformatter import Interpolation
 from PIL import Image
 
 from ..common.files import DataError
@@ -32,8 +31,6 @@ TIMEOUT = 10.0  # seconds without data after which a stream counts as lost
 CAMERA_FORMATS = {"linux": "v4l2", "darwin": "avfoundation", "win32": "dshow"}
 # These send at their own pace, whether frames are read or not. HTTP sends as fast as it is read.
 LIVE_PROTOCOLS = ("rtsp", "rtsps", "rtmp", "rtmps", "rtp", "srt", "tcp", "udp")
-# Without the full resolution of colors, pictures become darker by up to 4 of 255 levels.
-EXACT = Interpolation.BICUBIC | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 MAX_SIDE, MIN_WIDTH = 1280, 400  # pixels of an annotated video
 TIME_BASE = Fraction(1, 90_000)
 
@@ -196,7 +193,7 @@ class VideoSource(FrameSource):
             raise DataError(f"{self.name}: {problem}: {reason}") from None
 
     def to_image(self, content: av.VideoFrame, side: int | None) -> Image.Image:
-        image = content.to_image(width=side, height=side, interpolation=EXACT)
+        image = content.to_image(width=side, height=side, interpolation="BICUBIC")
         return image.rotate(content.rotation, expand=True)  # phones record sideways and note it
 
     def read(self) -> Iterator[tuple[float, av.VideoFrame]]:

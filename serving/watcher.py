@@ -52,7 +52,6 @@ class WatchOptions(ModelOptions):
     on: float = option(0.6, "P(yes) from which an event begins")
     off: float = option(0.4, "P(yes) below which it ends")
     shortest: float = option(0.5, "seconds; a shorter yes or no is flicker")
-    thresholds: str | None = option(None, "thresholds.json of scripts/evaluate.py, in place of --on and --off")
     batch_size: int = option(8, "frames in one pass of the model; 1 for live sources")
 
     def __post_init__(self) -> None:
