@@ -10,7 +10,6 @@ of the image, or of all questions together, is shown as a notice.
 """
 
 import html
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,20 +132,18 @@ class Page:
 
     def choose(self, file: Mapping[str, Any] | None, image_size: int | None, labels: Sequence[str]) -> tuple[Any, ...]:
         """Encode the image of {"path": ...}, show it with boxes and a caption, and clear the answers about another."""
-        picture, status, description = None, "", ""
+        picture, description = None, ""
         if file:
-            start = time.perf_counter()
             try:
                 with image_warnings() as warnings:
                     picture = self.encode(file["path"], image_size)
-                status = f"Image encoded in {1000 * (time.perf_counter() - start):.0f} ms."
                 description = self.pipe.describe(picture.encoded)["caption"]
             except ValueError as error:
                 warnings = [str(error)]
             for warning in warnings:
                 gr.Warning(warning)
         no_words = gr.Column(visible=False), gr.Dropdown(choices=[], value=None)
-        return self.boxes(labels, picture), picture, description, status, "", *no_words
+        return self.boxes(labels, picture), picture, description, "", *no_words
 
     def ask(self, text: str, picture: EncodedPicture | None) -> tuple[Any, ...]:
         """Show the answers to the questions in a text, and the words of those that have one."""
@@ -156,13 +153,11 @@ class Page:
                 raise ValueError("Choose an image first. Images are deleted after an hour.")
         except ValueError as error:
             gr.Warning(str(error))
-            return (gr.skip(),) * 4
-        start = time.perf_counter()
+            return (gr.skip(),) * 3
         items = self.pipe(picture.encoded, questions)
-        status = f"Questions: {len(items)}, in {1000 * (time.perf_counter() - start):.0f} ms."
         choices = self.words(items)
         first = choices[0][1] if choices else None
-        return status, table(items), gr.Column(visible=bool(choices)), gr.Dropdown(choices=choices, value=first)
+        return table(items), gr.Column(visible=bool(choices)), gr.Dropdown(choices=choices, value=first)
 
 
 def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blocks:
@@ -194,14 +189,13 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
                 button = gr.Button("Ask", variant="primary", elem_id="ask")
             with gr.Column():
                 answers = gr.HTML(css_template=TABLE_STYLE, min_height=100, elem_id="answers")
-                status = gr.Markdown(elem_id="status")
                 with gr.Column(visible=False) as words:
                     word = gr.Dropdown([], label="Attention of a word", elem_id="word")
                     overlay = gr.Image(show_label=False, buttons=[], interactive=False, elem_id="overlay")
                     caption = gr.Textbox(show_label=False, container=False, elem_id="caption")
         # One event at a time: an image that has just been chosen is encoded before questions about it are answered.
         queue: dict[str, Any] = {"show_progress_on": answers, "concurrency_id": "model"}
-        asked = [status, answers, words, word]
+        asked = [answers, words, word]
         asking = gr.on([button.click, questions.submit], page.ask, [questions, encoded], asked, **queue)
         chosen = [image, encoded, described, *asked]
         choosing: dict[str, Any] = {"outputs": chosen, "cancels": [asking], **queue}

@@ -190,7 +190,7 @@ def test_the_page_in_a_browser(page, browser, photo, tmp_path, monkeypatch):
     tab.reload()  # without the notices
 
     tab.locator(".gallery-item").first.click()
-    tab.locator("#status", has_text="Image encoded in").wait_for()
+    tab.wait_for_function("document.querySelector('#description').innerText.trim()")
     questions.fill("Is there a car?\nIs there a flibbertigibbet?\nWhat is ahead?")
     questions.press("Shift+Enter")
     tab.locator("#answers td", has_text="ignored: flibbertigibbet").wait_for()
