@@ -86,8 +86,7 @@ def peer_inputs(peer: Any, processor: Any, pixels: torch.Tensor, questions: list
 
 def measure(options: BenchmarkOptions, model: Any, peers: Mapping[int, Any], processor: Any) -> dict[str, Any]:
     """{row: {model and size: time}}: a row for each number of questions, and one for generated tokens."""
-    dtype = getattr(torch, options.dtype)
-    images = {size: torch.randn(options.images, 3, size, size).to(options.device, dtype) for size in peers}
+    images = {size: torch.randn(options.images, 3, size, size).to(model.device, model.dtype) for size in peers}
     rows = {}
     for count in options.questions:
         runs, questions = {}, (QUESTIONS * count)[:count]

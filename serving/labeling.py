@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -64,7 +64,6 @@ SCHEMA = pa.schema(
 class LabelOptions(ModelOptions):
     """Options of `label`."""
 
-    device: Literal["cpu", "cuda"] | None = option(None, "by default GPUs if the machines have any")
     threads: int = option(2, "CPU cores of an actor")
     ask: list[str] = field(metadata={"help": "a question; repeat the option for more", "action": "extend"})
     locate: list[str] | None = option(None, "classes of objects to locate in each image, or all")
@@ -139,10 +138,9 @@ class LabelFolder:
                 before, files = (json.loads(metadata[key]) for key in (b"options", b"files"))
             except (KeyError, TypeError, ValueError) as error:
                 raise DataError(f"{info.path} is no file of labels, or damaged; choose another folder") from error
-            pairs = [(name, before.get(name), new) for name, new in options.items()]
-            others = "; ".join(f"{name} {old!r}, now {new!r}" for name, old, new in pairs if old != new)
-            if others:
-                raise DataError(f"{self.path} has labels of another run ({others}): choose another --output_dir")
+            if others := [name for name, new in options.items() if before.get(name) != new]:
+                listed = "; ".join(f"{name} {before.get(name)!r}, now {options[name]!r}" for name in others)
+                raise DataError(f"{self.path} has labels of another run ({listed}): choose another --output_dir")
             self.labeled.update(files)
 
     def write(self, labels: pa.Table) -> None:

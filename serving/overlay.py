@@ -70,16 +70,15 @@ def draw_objects(
     picture, font = picture.copy(), ImageFont.load_default(12)
     draw = ImageDraw.Draw(picture)
     objects = pipe.locate(encoded, labels, region=WHOLE, size=picture.size)
-    for found in objects:
+    for found in reversed(objects):  # the best above the others
         x0, y0, x1, y1 = map(round, found["box"])
         # A dark and a light line: one of them is seen on any background.
         draw.rectangle((x0 - 1, y0 - 1, x1 + 1, y1 + 1), outline="black", width=3)
         draw.rectangle((x0, y0, x1, y1), outline="yellow")
-    for found in reversed(objects):  # above all boxes, and the best above the others
         text = f"{found['label']} {found['score']:.2f}"
         _, _, right, bottom = draw.textbbox((0, 0), text, font, stroke_width=2)
-        x, y = max(0, min(found["box"][0], picture.width - right)), max(0, found["box"][1] - bottom)
-        draw.text((x, y), text, "yellow", font, stroke_width=2, stroke_fill="black")
+        place = max(0, min(x0, picture.width - right)), max(0, y0 - bottom)
+        draw.text(place, text, "yellow", font, stroke_width=2, stroke_fill="black")
     return picture, len(objects)
 
 

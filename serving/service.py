@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cachetools import LRUCache
 from fastapi import Depends, FastAPI, HTTPException, Request, Security
@@ -36,7 +36,6 @@ LIST_NAMES = ("questions", "labels")  # fields of a form that may be repeated
 class ServeOptions(ModelOptions):
     """Options of the model, limits of a request, and options of Ray Serve."""
 
-    device: Literal["cpu", "cuda"] | None = option(None, "by default a GPU if there is one")
     threads: int = option(2, "CPU threads of the model")
     max_bytes: int = option(20_000_000, "size of a request; above: 413")
     max_pixels: int = option(MAX_PIXELS, "size of an image; above: 422")
@@ -104,11 +103,11 @@ def describe_body(request: type[ImageRequest]) -> dict[str, Any]:
     """The description of the body of a request, for OpenAPI."""
     schema = request.model_json_schema()
     form = schema["properties"] | {"image": {"type": "string", "format": "binary"}}
-    each = {"style": "form", "explode": True}  # a field for each question or label
     content = {
         "multipart/form-data": {
             "schema": {"type": "object", "properties": form, "required": schema["required"]},
-            "encoding": {name: each for name in LIST_NAMES if name in form},
+            # a field for each question or label
+            "encoding": {name: {"style": "form", "explode": True} for name in LIST_NAMES if name in form},
         },
         "application/json": {"schema": schema},
     }
