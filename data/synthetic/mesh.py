@@ -110,8 +110,7 @@ class Builder:
         for part in parts:
             if isinstance(part, list):
                 kind, *arguments = part
-                named = arguments.pop() if kind in ("car", "bus") else {}
-                getattr(self, kind)(*map(self.evaluate, arguments), **named)
+                getattr(self, kind)(*map(self.evaluate, arguments))
             elif part.get("with", "") in {"", *self.tags} and part.get("without") not in self.tags:
                 outer_side, outer_shift = self.side, self.shift
                 sides = (-1, 1) if part.get("mirrored") else (1,)
@@ -251,74 +250,25 @@ class Builder:
             part("trim", -0.97, 0.97, 0.0, 0.22, z)
             part("plate", -0.28, 0.28, 0.22, 0.4, z)
 
-    def car(
-        self,
-        *,
-        length: float,
-        half: float,
-        hood: float,
-        roof: float,
-        cabin: Sequence[float],
-        nose: float = 0.2,
-        narrowing: float = 0.70,
-        rear_window: float = 0.85,
-        panes: int = 3,
-        glazed: float = 0.95,
-    ) -> None:
-        """A car or van: a low body with a narrower cabin on it.
+    def cabin(self, outline: Sequence[Point2], waist: float, roof: float, panes: int, glazed: float = 0.95) -> None:
+        """The upper part of a car or van, with windows and mirrors.
 
         Args:
-            length, half, hood, roof: sizes and heights in meters.
-            cabin: z of the cabin's front foot, roof front, roof back and back foot.
-            nose: how far the front end is below the hood, meters.
-            narrowing: width of the roof, as a fraction of the body's.
-            rear_window: its lower edge, as a fraction of the back of the cabin from the top.
+            outline: (z, y) of the front foot, roof front, roof back and back foot.
+            waist, roof: half the width at the feet and at the roof.
             panes: number of panes on each side.
             glazed: fraction of each side up to which they reach.
         """
-        front, back, low = length / 2, -length / 2, 0.28
-        foot, roof_front, roof_back, back_foot = cabin
-        axles, radius = (front - 0.85, back + 0.85), 0.33 if roof < 1.7 else 0.37
-        nose_y = hood - nose
-        tail_y = hood - (0.06 if back_foot - back > 0.3 else 0.0)
-        waist, top, base = half * 0.94, half * narrowing, hood - 0.02
-        profile = [(back, low), (front, low), (front, nose_y), (front - 0.12, nose_y + 0.1)]
-        profile += [(foot, hood), (back_foot, hood), (back + 0.06, tail_y), (back, tail_y - 0.12)]
-        self.tires(half, axles, radius)
-        self.prism("body", profile, [half, half, half * 0.97, half * 0.93, waist, waist, waist, half * 0.97])
-        self.ends(half, front + 0.01, back - 0.01, low, nose_y)
-        outline = [(foot, base), (roof_front, roof), (roof_back, roof), (back_foot, base)]
-        self.prism("body", outline, [waist, top, top, waist])
-        for z, low_z, bottom, toward in ((roof_front, foot, 0.94, 1), (roof_back, back_foot, rear_window, -1)):
-            window = [(-top, roof, z), (top, roof, z), (waist, base, low_z), (-waist, base, low_z)]
-            self.pane("glass", window, (0.08, 0.1, 0.92, bottom), (0, 0.3, toward))
-        side = [(top, roof, roof_front), (top, roof, roof_back), (waist, base, back_foot), (waist, base, foot)]
+        (foot, low), (front, high), (back, _), (back_foot, _) = outline
+        self.prism("body", outline, [waist, roof, roof, waist])
+        for top_z, low_z, toward in ((front, foot, 1), (back, back_foot, -1)):
+            window = [(-roof, high, top_z), (roof, high, top_z), (waist, low, low_z), (-waist, low, low_z)]
+            self.pane("glass", window, (0.08, 0.1, 0.92, 0.9), (0, 0.3, toward))
+        side = [(roof, high, front), (roof, high, back), (waist, low, back_foot), (waist, low, foot)]
         width = glazed / panes
         for self.side in (-1, 1):  # afterwards it is 1 again
             self.pane("glass", side, (0.04, 0.12, width, 0.92), (1, 0.3, 0), panes, width)
-            self.box("trim", (waist, waist + 0.18), (base + 0.02, base + 0.16), (foot - 0.35, foot - 0.25))
-        self.wheels(half + 0.01, axles, radius)
-
-    def bus(self, *, length: float, roof: float, floors: Sequence[Point2]) -> None:
-        """A bus: a box with doors on the right and a band of windows on every floor, between two heights."""
-        half, low, front = 1.25, 0.35, length / 2
-        axles = (front - 2.4, 2.6 - front)
-        self.tires(half, axles, 0.48)
-        self.prism("body", [(-front, low), (front, low), (front, roof), (-front, roof)], [half, half, 1.21, 1.21])
-        for self.side in (-1, 1):
-            self.wall("shade", 1.26, (low, 0.6), (-front, front))
-            for bottom, top in floors:
-                quad = [(1.26, top, front), (1.26, top, -front), (1.26, bottom, -front), (1.26, bottom, front)]
-                self.pane("glass", quad, (0.02, 0, 0.146, 1), (1, 0, 0), 7, 0.138)
-        for z in (front * 0.76, front * 0.76 + 0.55, -1.0, -0.45):
-            self.wall("glass", 1.27, (0.45, 2.2), (z, z + 0.5))
-        for bottom, top in floors:
-            self.plate("glass", (-1.13, 1.13), (bottom - 0.15, top), front + 0.01, 1)
-            self.plate("glass", (-0.82, 0.82), (bottom, top), -front - 0.01, -1)
-        self.plate("trim", (-0.75, 0.75), (roof - 0.45, roof - 0.08), front + 0.02, 1)
-        self.plate("display", (-0.5, 0.5), (roof - 0.36, roof - 0.16), front + 0.02, 1)
-        self.ends(half, front + 0.02, -front - 0.02, low, 1.05)
-        self.wheels(half + 0.02, axles, 0.48)
+            self.box("trim", (waist, waist + 0.18), (low + 0.04, low + 0.18), (foot - 0.35, foot - 0.25))
 
 
 @functools.cache
