@@ -27,7 +27,7 @@ SUN, SKY, ZENITH = (0.48, 0.8, -0.36), (200, 215, 235), (90, 140, 220)
 NOON = Light("clear", "day", (0.66, 0.66, 0.67), 0.5, SUN, haze=0.0, haze_color=SKY, zenith=ZENITH)
 FOG = replace(NOON, weather="foggy", haze=0.05, sun=0.0)
 NIGHT = replace(NOON, time="night", ambient=(0.3, 0.3, 0.3), sun=0.0, zenith=(8, 10, 28), haze_color=(30, 32, 56))
-CAMERA = Camera(0.0, 1.5, 0.0, 0.0, 0.0, (1.0, 1.0))
+CAMERA = Camera(0.0, 1.5, 0.0, 0.0, (1.0, 1.0))
 PRESENCE = load("scenes.yaml")["presence"]
 DULL = ("black", "gray", "silver")  # also the colors of glass, tires and shade
 
@@ -120,12 +120,15 @@ def test_box_and_area_of_a_known_square(z):
     assert item.area == pytest.approx(side**2, rel=0.05, abs=1.2 * side) and item.visible == 1.0
 
 
-def test_a_point_and_a_vertex_are_at_the_same_pixel_of_a_rolled_camera():
-    camera, point = replace(CAMERA, roll=0.05, yaw=0.1, pitch=0.05, focal=(0.9, 1.2)), (3.0, 2.0, 8.0)
-    column, row, depth = camera.look(*point)
-    view = camera.view(np.array([point]))
-    assert camera.pixels(view, 224)[0] == pytest.approx((column * 16 * 224, row * 16 * 224), abs=1)
-    assert depth == pytest.approx(view[0, 2])
+def test_a_turned_camera_has_its_axis_in_the_middle():
+    """It looks at the ground 8 m away; another point is 2 m to the right of there."""
+    camera = Camera(1.0, 8 * math.tan(0.2), 0.1, 0.2, (0.9, 1.2))
+    x, z = 1.0 + 8 * math.sin(0.1), 8 * math.cos(0.1)
+    depth = 8 / math.cos(0.2)
+    assert camera.look(x, 0.0, z) == pytest.approx((0.5, 0.5, depth))
+    column = 0.5 + 0.9 * 2 / depth
+    assert camera.look(x + 2 * math.cos(0.1), 0.0, z - 2 * math.sin(0.1)) == pytest.approx((column, 0.5, depth))
+    assert camera.horizon(1000) == round(500 - 1000 * 1.2 * math.tan(0.2))
 
 
 def test_what_is_cut_by_the_border_or_covered_is_less_visible():

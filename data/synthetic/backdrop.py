@@ -1,4 +1,4 @@
-"""Draws the ground, the sky with clouds, stars and the moon, and the skyline, which are behind all things."""
+"""Draws the ground, the sky with clouds, stars, and the skyline, which are behind all things."""
 
 import functools
 import math
@@ -13,38 +13,34 @@ from .plan import CROSSWALK, FIRST, OTHER, SKY, STRIPES, TERRAIN, Patch, Plan
 
 
 def draw_backdrop(plan: Plan, size: int, rng: np.random.Generator) -> tuple[np.ndarray, dict[int, int]]:
-    """A canvas with ground, sky and skyline, uint8 [size, size, 4] as in `stage`, and the area of each crosswalk.
+    """The canvas of an image of `size` pixels, as in `stage`, with ground, sky and skyline; areas of crosswalks.
 
     A crosswalk is named by its object number; its stripes have the next one. Its area is in canvas pixels, with
     nothing in front of it, and 0 if a part is behind the camera.
     """
-    camera, light = plan.camera, plan.light
-    level = math.tan(camera.pitch)
-    horizon = camera.pixels(np.array([(-3.0, level, 1.0), (3.0, level, 1.0)]), size)
-    below = np.array([(32 * size, 144 * size), (-16 * size, 144 * size)], dtype=np.int32)  # 1/16 pixels, out of view
-    layers = np.zeros((size, size), dtype=np.uint8)  # 0: sky, 1: land, from 2: patches
-    cv2.fillPoly(layers, [np.concatenate([horizon, below])], 1, cv2.LINE_8, 4)
+    camera, light, side = plan.camera, plan.light, size * SCALE
+    layers = np.zeros((side, side), dtype=np.uint8)  # 0: land, from 1: patches
     crosswalks: dict[int, int] = {}
-    numbers = [SKY, TERRAIN]
-    for layer, patch in enumerate(plan.patches, 2):
-        pieces, area = project(patch, camera, size)
+    numbers = [TERRAIN]
+    for layer, patch in enumerate(plan.patches, 1):
+        pieces, area = project(patch, camera, side)
         cv2.fillPoly(layers, pieces, layer, cv2.LINE_8, 4)
         if patch.kind == CROSSWALK:
             crosswalks[FIRST + 2 * len(crosswalks)] = area
         number = FIRST + 2 * len(crosswalks) - 2  # of the last crosswalk
         numbers.append({CROSSWALK: number, STRIPES: number + 1}.get(patch.kind, patch.kind))
-    canvas = light_ground(plan, layers, numbers)
-    above = cv2.cvtColor(sky(size // SCALE, camera.horizon(), light, rng), cv2.COLOR_RGB2RGBA)
-    above[..., 3] = SKY
-    above = cv2.resize(above, None, fx=SCALE, fy=SCALE, interpolation=cv2.INTER_NEAREST)
-    cv2.copyTo(above, cv2.inRange(layers[: len(above)], 0, 0), canvas[: len(above)])
+    horizon = camera.horizon(size)
+    canvas = light_ground(plan, layers, numbers, SCALE * horizon)
+    if horizon:
+        above = cv2.resize(sky(horizon, size, light, rng), None, fx=SCALE, fy=SCALE, interpolation=cv2.INTER_NEAREST)
+        canvas[: len(above), :, :3] = above
+        canvas[: len(above), :, 3] = SKY
     if plan.skyline:
-        x, y = np.array(plan.skyline).T
-        far = np.stack([(x - 0.65) * 1.2 * max(1.0, 1 / camera.focal[0]), y + level, np.ones_like(x)], axis=1)
-        outline = np.concatenate([camera.pixels(far, size), horizon[::-1]])
+        x, y = np.array([(0.0, 0.0), *plan.skyline, (1.4, 0.0)]).T
+        far = np.stack([(x - 0.65) * 1.2 * max(1.0, 1 / camera.focal[0]), y + math.tan(camera.pitch), np.ones_like(x)])
         lit, hidden = light.on_ground(plan.skyline_color, 0.5), float(light.hidden(220.0))
         color = mix(lit, light.haze_color, min(1.0, 0.25 + hidden))
-        cv2.fillPoly(canvas, [outline], (*color, OTHER), cv2.LINE_8, 4)
+        cv2.fillPoly(canvas, [camera.pixels(far.T, side)], (*color, OTHER), cv2.LINE_8, 4)
     return canvas, crosswalks
 
 
@@ -69,16 +65,19 @@ def clip_near(points: np.ndarray) -> np.ndarray:
     return np.stack([points, cuts], axis=1)[np.stack([in_front, is_cut], axis=1)]
 
 
-def light_ground(plan: Plan, layers: np.ndarray, numbers: list[int]) -> np.ndarray:
-    """The canvas [size, size, 4] of layers [size, size]: their colors in the light of each row, and their numbers."""
+def light_ground(plan: Plan, layers: np.ndarray, numbers: list[int], first: int) -> np.ndarray:
+    """The canvas [size, size, 4] of layers [size, size]: their colors in the light of each row, and their numbers.
+
+    Args:
+        first: row of the horizon; the rows above it stay empty.
+    """
     camera, light, size = plan.camera, plan.light, len(layers)
-    first = camera.first_ground_row(size)
     slope = ((np.arange(first, size) + 0.5) / size - 0.5) / camera.focal[1]
     _, up, ahead = camera.axes.T
     depth = camera.height / np.maximum(slope * up[1] - ahead[1], 1e-4)[:, None]  # [R, 1] in meters
     hidden = light.hidden(depth)
     gain = (1 + light.headlight(depth) / np.array(light.ambient)) * (1 - hidden)  # [R, 3]
-    colors = np.array([light.on_ground(color) for color in [(0, 0, 0), plan.land, *(p.color for p in plan.patches)]])
+    colors = np.array([light.on_ground(color) for color in [plan.land, *(p.color for p in plan.patches)]])
     table = np.empty((size - first, len(colors), 4), dtype=np.uint8)
     table[..., :3] = np.minimum(colors * gain[:, None] + (hidden * light.haze_color)[:, None], 255)
     table[..., 3] = numbers
@@ -107,12 +106,11 @@ def tile(texture: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarr
     return texture.take(rows % len(texture), axis=0).take(columns % len(texture), axis=1)
 
 
-def sky(size: int, horizon: float, light: Light, rng: np.random.Generator) -> np.ndarray:
-    """The sky, down to a little below the row of the horizon (in image sizes), uint8 [rows, size, 3]."""
-    bottom = max(int(horizon * size), 1)
-    rows = np.arange(min(bottom + size // 8, size))
+def sky(horizon: int, size: int, light: Light, rng: np.random.Generator) -> np.ndarray:
+    """The sky above the row of the horizon, uint8 [horizon, size, 3]."""
+    rows = np.arange(horizon)
     low = np.array(light.haze_color, dtype=np.float32)
-    fraction = np.minimum(rows / bottom, 1)[:, None, None]
+    fraction = (rows / horizon)[:, None, None]
     image = np.array(light.zenith) * (1 - fraction) + low * fraction  # [rows, 1, 3]
     x, y = rng.integers(512, size=2)
     cloud = tile(clouds(), rows * 2 + y, np.arange(size) + x)[..., None]
@@ -126,7 +124,4 @@ def sky(size: int, horizon: float, light: Light, rng: np.random.Generator) -> np
     if light.time == "night" and light.weather == "clear":
         stars = rng.integers((0, 0, 90), (len(rows), size, 220), (int(rng.integers(25, 60)), 3))
         pixels[stars[:, 0], stars[:, 1]] = stars[:, 2:]
-        if rng.random() < 0.5:
-            moon = (int(rng.integers(size)), int(rng.integers(bottom)))
-            cv2.circle(pixels, moon, max(size // 40, 2), (235, 232, 210), -1, cv2.LINE_AA)
     return pixels

@@ -23,7 +23,6 @@ class Camera:
     Attributes:
         yaw: radians to the right of +z.
         pitch: radians down.
-        roll: radians, clockwise.
         focal: horizontal and vertical focal length in image sizes.
     """
 
@@ -31,7 +30,6 @@ class Camera:
     height: float
     yaw: float
     pitch: float
-    roll: float
     focal: Point2
 
     @functools.cached_property
@@ -48,33 +46,29 @@ class Camera:
         """(right, up, depth) [N, 3] of world points [N, 3], all in meters."""
         return (points - (self.x, self.height, 0.0)) @ self.axes
 
+    def project(self, view: np.ndarray) -> np.ndarray:
+        """(column, row) [N, 2] in image sizes of (right, up, depth) [N, 3]."""
+        return 0.5 + view[:, :2] / np.maximum(view[:, 2:], 0.05) * (self.focal[0], -self.focal[1])
+
     def pixels(self, view: np.ndarray, size: int) -> np.ndarray:
         """(column, row) in 1/16 pixels of an image of `size` × `size`, int32 [N, 2], of (right, up, depth) [N, 3]."""
-        plane = view[:, :2] / np.maximum(view[:, 2:], 0.05) * (self.focal[0], -self.focal[1])
-        sine, cosine = math.sin(self.roll), math.cos(self.roll)
-        rolled = plane @ np.array([(cosine, sine), (-sine, cosine)])
-        return np.clip(np.rint((rolled + 0.5) * (16 * size)), -(2**24), 2**24).astype(np.int32)
+        return np.clip(np.rint(self.project(view) * (16 * size)), -(2**24), 2**24).astype(np.int32)
 
     def look(self, x: float, y: float, z: float) -> Point3:
         """(column, row, depth) of a world point, in image sizes and meters; depth ≤ 0 is behind."""
-        right, up, depth = ((x - self.x, y - self.height, z) @ self.axes).tolist()
-        u, v = (side * focal / max(depth, 1e-3) for side, focal in zip((right, -up), self.focal))
-        sine, cosine = math.sin(self.roll), math.cos(self.roll)
-        return 0.5 + cosine * u - sine * v, 0.5 + sine * u + cosine * v, depth
+        view = self.view(np.array([(x, y, z)]))
+        column, row = self.project(view)[0].tolist()
+        return column, row, float(view[0, 2])
 
-    def horizon(self) -> float:
-        """Row of the horizon at the center column, in image sizes."""
-        return 0.5 - self.focal[1] * math.tan(self.pitch)
+    def horizon(self, size: int) -> int:
+        """Row of the horizon in an image of `size` pixels; 0 if it is above the image."""
+        return min(max(round((0.5 - self.focal[1] * math.tan(self.pitch)) * size), 0), size)
 
     @functools.cached_property
     def nearest_ground(self) -> float:
         """Meters from which the ground comes into the picture; 0 for a driver's camera, which sees it from nearby."""
         down = self.pitch + math.atan(0.5 / self.focal[1])
         return self.height * math.cos(down) / max(math.sin(down), 0.05) if self.height > 3 else 0.0
-
-    def first_ground_row(self, size: int) -> int:
-        """A row above all ground in an image of `size` pixels, however the camera is rolled."""
-        return min(max(int(self.horizon() * size) - size // 30, 0), size - 1)
 
     def bearing(self, x: float, z: float) -> float:
         """Heading of the line from the camera to a place on the ground, radians to the right of +z."""

@@ -2,16 +2,14 @@
 
 import functools
 import random
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 
 FOLDER = Path(__file__).parent
 Color = tuple[int, int, int]
-T = TypeVar("T")
 
 
 @functools.cache
@@ -45,45 +43,26 @@ PAINT = {name: parse(code)[0] for name, code in load("colors.yaml")["paint"].ite
 
 
 class Dice(random.Random):
-    """`random.Random` with choices made from `random()` alone: its numbers are the same in all releases of Python."""
-
-    def integer(self, low: int, high: int) -> int:
-        """An integer from low to high, both included."""
-        return low + int(self.random() * (high - low + 1))
+    """`random.Random` that also draws colors."""
 
     def chance(self, probability: float) -> bool:
         """True with a probability."""
         return self.random() < probability
 
-    def pick(self, items: Sequence[T]) -> T:
-        """One of the items."""
-        return items[int(self.random() * len(items))]
-
     def vary(self, color: Color, levels: int = 8) -> Color:
         """The color with each channel moved by up to `levels` at random."""
-        red, green, blue = (min(max(level + self.integer(-levels, levels), 0), 255) for level in color)
+        red, green, blue = (min(max(level + self.randint(-levels, levels), 0), 255) for level in color)
         return red, green, blue
 
     def palette(self, name: str) -> dict[str, Color]:
-        """Colors of a palette of `colors.yaml`, {color's name: RGB}."""
+        """Colors of a palette of `colors.yaml`, {color's name: RGB}, slightly varied."""
         palette: dict[str, Color] = {}
-        for names, options, levels in _choices(name):
-            colors = self.pick(options) if len(options) > 1 else options[0]
-            palette.update(zip(names, [self.vary(color, levels) for color in colors] if levels else colors))
+        for names, options in load("colors.yaml")[name].items():
+            colors = parse(self.choice(options if isinstance(options, list) else options.split()))
+            palette.update(zip(names.split(", "), map(self.vary, colors)))
         return palette
 
     def color(self, name: str) -> Color:
         """The color of a palette that has only one."""
         [color] = self.palette(name).values()
         return color
-
-
-@functools.cache
-def _choices(palette: str) -> list[tuple[list[str], list[tuple[Color, ...]], int]]:
-    """(names, options of colors for them, levels by which these vary) of a palette."""
-    choices = []
-    for names, entry in load("colors.yaml")[palette].items():
-        levels, entry = (entry["vary"], entry["of"]) if isinstance(entry, dict) else (0, entry)
-        options = [parse(item) for item in (entry if isinstance(entry, list) else entry.split())]
-        choices.append((names.split(", "), options, levels))
-    return choices

@@ -45,15 +45,11 @@ def crossing_road(junction: Point2, margin: float = 0.0) -> list[Point2]:
 
 
 def wear(plan: Plan, asphalt: Color) -> None:
-    """Add wheel tracks and repaired places."""
+    """Add wheel tracks."""
     dice, road = plan.dice, plan.road
-    track = scaled(asphalt, 0.92 if plan.light.weather == "snowy" else dice.pick((0.93, 1.06)))
+    track = scaled(asphalt, 0.92 if plan.light.weather == "snowy" else dice.choice((0.93, 1.06)))
     wheels = [x + wheel for x, _ in road.lanes for wheel in (-0.8, 0.8)]
     plan.pave(ROAD, track, *(road.strip(x - 0.25, x + 0.25) for x in wheels))
-    for _ in range(dice.integer(0, 4)):
-        x, z = dice.uniform(road.left, road.right - 1), dice.uniform(3, 30)
-        width, length = dice.uniform(0.6, 2), dice.uniform(0.6, 4)
-        plan.pave(ROAD, scaled(asphalt, dice.pick((0.82, 0.88, 1.12))), road.strip(x, x + width, z, z + length))
 
 
 def markings(plan: Plan, line: Color) -> None:
@@ -72,7 +68,7 @@ def markings(plan: Plan, line: Color) -> None:
     if 0.0 in edges[1:-1]:
         is_double = len(edges) > 3 or dice.chance(0.4)
         pave_lines((-0.16, 0.16) if is_double else (0.0,), (226, 180, 50) if dice.chance(0.3) else line)
-    dash, gap = dice.pick(((3, 6), (3, 3), (4, 8)))
+    dash, gap = dice.choice(((3, 6), (3, 3), (4, 8)))
     starts = [z for z in range(-9, 110, dash + gap) if not road.crossing(z + dash / 2, dash / 2)]
     dashes = [road.strip(x - 0.07, x + 0.07, z, z + dash) for x in edges[1:-1] if x for z in starts]
     if dashes:
@@ -92,7 +88,7 @@ def add_crosswalks(plan: Plan, asphalt: Color, line: Color) -> None:
     dice, road = plan.dice, plan.road
     if road.junction and dice.chance(0.7):
         middle, half = road.junction
-        plan.crosswalks = [middle - half - 1.9, middle + half + 1.9][: dice.integer(1, 2)]
+        plan.crosswalks = [middle - half - 1.9, middle + half + 1.9][: dice.randint(1, 2)]
     elif plan.setting != "highway" and dice.chance(0.3):
         plan.crosswalks = [dice.uniform(7, 24)]
     color = (236, 196, 60) if dice.chance(0.1) else line

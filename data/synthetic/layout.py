@@ -28,15 +28,13 @@ PLACERS = {
 def make_plan(seed: int) -> Plan:
     """The plan of a seed."""
     dice = Dice(f"scene {seed}")
-    setting = dice.pick(load("scenes.yaml")["settings"])
+    setting = dice.choice(load("scenes.yaml")["settings"])
     view = "driver" if dice.chance(0.52) else "camera"
     light = make_light(dice, view == "driver", setting != "rural")
     road = make_road(dice, setting)
     plan = Plan(seed, setting, view, light, road, make_camera(dice, road, view), dice)
     lay_ground(plan)
     add_skyline(plan)
-    if view == "driver" and dice.chance(0.16):
-        plan.hood = dice.color("hood")
     counts = draw_counts(dice, setting)
     place_traffic_lights(plan, counts["traffic light"])
     place_cones(plan, counts["cone"])
@@ -54,13 +52,13 @@ def make_plan(seed: int) -> Plan:
 def draw_counts(dice: Dice, setting: str) -> Counter[str]:
     """The number of things of each class to place."""
     tables, counts = load("scenes.yaml"), Counter[str]()
-    density, crowd = dice.pick(tables["densities"]), dice.pick(tables["crowds"])
+    density, crowd = dice.choice(tables["densities"]), dice.choice(tables["crowds"])
     for category, probability in tables["presence"].items():
         if category in ("cow", "horse", "deer") and setting in ("city", "highway"):
             probability *= 0.4
         if category == "traffic light" or category in SIGNS:  # stand at empty streets, too
             counts[category] = (1 + dice.chance(0.15)) * dice.chance(probability)
         elif dice.chance(probability * (1 if density else 0.15)):
-            count = dice.integer(2, 11) if category == crowd else dice.pick((1, 1, 1, 2, 2, 3, 4))
+            count = dice.randint(2, 11) if category == crowd else dice.choice((1, 1, 1, 2, 2, 3, 4))
             counts[category] = max(1, round(count * density))
     return counts

@@ -57,11 +57,11 @@ class Light:
 def make_light(dice: Dice, driving: bool, has_lamps: bool) -> Light:
     """A random light, for a camera in a driving vehicle or not, and a street with or without lamps."""
     tables = load("scenes.yaml")
-    weather, time = dice.pick(tables["weathers"]), dice.pick(tables["times"])
+    weather, time = dice.choice(tables["weathers"]), dice.choice(tables["times"])
     gray, level, haze = tables["light"][weather]
     sky = tables["skies"]["unlit night" if time == "night" and not has_lamps else time]
     (top, gray_top), lows, (gray_low,) = map(parse, (sky["top"], sky["low"], sky["gray low"]))
-    top, low = mix(dice.vary(top, 15), gray_top, gray), mix(dice.pick(lows), gray_low, gray * sky["cover"])
+    top, low = mix(dice.vary(top, 15), gray_top, gray), mix(dice.choice(lows), gray_low, gray * sky["cover"])
     if weather == "rainy":
         top, low = scaled(top, 0.86), scaled(low, 0.88)
     if weather == "foggy":

@@ -108,7 +108,6 @@ class Plan:
         view: value of the scene attribute "view".
         land: color of the ground beside the road.
         skyline: outline of far hills or roofs: (x as a fraction of the width, height in image sizes).
-        hood: color of the hood of the camera's vehicle, None if it is out of view.
         marked: whether the road has lane lines.
         crosswalks: meters ahead of each crosswalk.
         taken: rectangles along the road that things stand on: left, right, back, front.
@@ -126,7 +125,6 @@ class Plan:
     land: Color = (0, 0, 0)
     skyline: list[Point2] = field(default_factory=list)
     skyline_color: Color = (0, 0, 0)
-    hood: Color | None = None
     marked: bool = False
     crosswalks: list[float] = field(default_factory=list)
     taken: list[tuple[float, float, float, float]] = field(default_factory=list)
@@ -144,7 +142,7 @@ class Plan:
         dice, road, z = self.dice, self.road, self.ahead(nearest, span)
         if dice.chance(on_road):
             return dice.uniform(road.left, road.right), z
-        return road.side(dice.pick((-1, 1)), dice.uniform(0.5, max(road.sidewalk, 3.0))), z
+        return road.side(dice.choice((-1, 1)), dice.uniform(0.5, max(road.sidewalk, 3.0))), z
 
     def put(
         self,

@@ -62,7 +62,7 @@ def make_road(dice: Dice, setting: str) -> Road:
     """A random road that suits a setting."""
     lane = dice.uniform(2.9, 3.7)
     most = load("scenes.yaml")["lanes"][setting]
-    ahead, back = dice.integer(1, most), dice.integer(1, most)
+    ahead, back = dice.randint(1, most), dice.randint(1, most)
     if setting == "highway":
         ahead, back = max(ahead, 2), max(back, 2)
     elif setting == "city" and dice.chance(0.15):
@@ -70,11 +70,11 @@ def make_road(dice: Dice, setting: str) -> Road:
     side = 1 if dice.chance(0.6) else -1  # traffic keeps to the right or left
     lanes = [(side * (i + 0.5) * lane, 1) for i in range(ahead)]
     lanes += [(-side * (i + 0.5) * lane, -1) for i in range(back)]
-    parking = dice.pick((0.0, 2.2)) if setting in ("city", "suburb") else dice.uniform(0.4, 2.0)
-    shape = dice.pick(("straight", "straight", "curve", "curve", "junction", "junction", "junction"))
+    parking = dice.choice((0.0, 2.2)) if setting in ("city", "suburb") else dice.uniform(0.4, 2.0)
+    shape = dice.choice(("straight", "straight", "curve", "curve", "junction", "junction", "junction"))
     if setting == "highway" and shape == "junction":
         shape = "straight"
-    bend = dice.pick((-1, 1)) * dice.uniform(0.003, 0.018) if shape == "curve" else 0.0
+    bend = dice.choice((-1, 1)) * dice.uniform(0.003, 0.018) if shape == "curve" else 0.0
     half = dice.uniform(3.2, 7.5)
     junction = (dice.uniform(9, 28) + half, half) if shape == "junction" else None
     sidewalk = dice.uniform(1.8, 4.0) if setting == "city" or (setting == "suburb" and dice.chance(0.8)) else 0.0
@@ -86,16 +86,15 @@ def make_road(dice: Dice, setting: str) -> Road:
 def make_camera(dice: Dice, road: Road, view: str) -> Camera:
     """A random camera behind a windshield or above the roadside."""
     focal = dice.uniform(0.85, 1.6)
-    lens = (focal * dice.pick((1.0, 1.0, 0.75, 0.62)), focal)
-    roll = dice.uniform(-0.03, 0.03) if dice.chance(0.5) else 0.0
+    lens = (focal * dice.choice((1.0, 1.0, 0.75, 0.62)), focal)
     if view == "driver":
-        x = dice.pick([lane for lane, way in road.lanes if way > 0]) + dice.uniform(-0.5, 0.5)
+        x = dice.choice([lane for lane, way in road.lanes if way > 0]) + dice.uniform(-0.5, 0.5)
         height = dice.uniform(2.1, 2.7) if dice.chance(0.2) else dice.uniform(1.15, 1.65)
         yaw = dice.uniform(-0.12, 0.12) + road.heading(18) * 0.8
-        return Camera(x, height, yaw, dice.uniform(-0.06, 0.12), roll, lens)
+        return Camera(x, height, yaw, dice.uniform(-0.06, 0.12), lens)
     height = dice.uniform(3.5, 6.0) if dice.chance(0.5) else dice.uniform(5.0, 9.5)
     x = dice.uniform(road.left - 12, road.right + 12) if dice.chance(0.7) else dice.uniform(road.left, road.right)
     target, z = road.at(dice.uniform(road.left, road.right), dice.uniform(10, 28))
     yaw = math.atan2(target - x, z) + dice.uniform(-0.08, 0.08)
     pitch = math.atan2(height, math.hypot(target - x, z)) - dice.uniform(0.0, 0.2)
-    return Camera(x, height, yaw, pitch, roll, lens)
+    return Camera(x, height, yaw, pitch, lens)

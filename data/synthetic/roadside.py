@@ -1,7 +1,6 @@
 """Things along the road: traffic lights, signs, poles, cones, barriers and fences."""
 
 import math
-from dataclasses import replace
 
 from ..scene import LIGHT_STATES, SPEED_LIMITS
 from .camera import Point2
@@ -41,17 +40,16 @@ def make_sign(plan: Plan, kind: str, x: float, y: float, z: float, width: float,
 
 def make_pole(plan: Plan, x: float, z: float, shape: str, scale: Point2, lamp: Lamp | None = None) -> Thing:
     """A pole of a shape, scaled in width (negative mirrors it) and height; `lamp` is lit."""
-    mesh, palette = make_mesh("pole", shape), plan.dice.palette("pole")
-    pole = billboard(plan, "pole", mesh, palette, x, z, (*scale, 1.0))
-    if not lamp:
-        return pole
-    return replace(pole, palette=pole.palette | {"lamp": lamp.color}, bright=("lamp",), lamps=(lamp,))
+    palette, looks = plan.dice.palette("pole"), {}
+    if lamp:
+        palette["lamp"], looks = lamp.color, {"bright": ("lamp",), "lamps": (lamp,)}
+    return billboard(plan, "pole", make_mesh("pole", shape), palette, x, z, (*scale, 1.0), **looks)
 
 
 def make_signpost(plan: Plan, x: float, z: float, kind: str, height: float) -> list[Thing]:
     """A pole, and a sign on it whose center is `height` meters up."""
     width = plan.dice.uniform(1.0, 1.5)
-    text = plan.dice.pick(SPEED_LIMITS) if kind == "speed limit sign" else ""
+    text = plan.dice.choice(SPEED_LIMITS) if kind == "speed limit sign" else ""
     pole = make_pole(plan, x, z, "post", (1.0, height + width * 0.4))
     return [pole, make_sign(plan, kind, x, height, z - 0.12, width, text)]
 
@@ -73,10 +71,10 @@ def place_traffic_lights(plan: Plan, count: int) -> None:
     dice, road = plan.dice, plan.road
     if not count:
         return
-    state = dice.pick(LIGHT_STATES)
+    state = dice.choice(LIGHT_STATES)
     z = road.junction[0] - road.junction[1] - 1.5 if road.junction else plan.ahead(5, 13)
     tall, sideways, over = dice.uniform(1.1, 1.75), dice.chance(0.12), dice.chance(0.55)
-    for side in dice.pick(((1,), (-1,), (1, -1), (1, -1))):
+    for side in dice.choice(((1,), (-1,), (1, -1), (1, -1))):
         x, wz = road.at(road.side(side, dice.uniform(0.4, 1.2)), z)
         height = dice.uniform(5.4, 6.4) if over else dice.uniform(3.0, 3.8)
         arm = -side * dice.uniform(2.0, 5.0)
@@ -96,7 +94,7 @@ def place_sign(plan: Plan, category: str) -> bool:
     dice, z = plan.dice, plan.ahead(3.0, 11)
     if plan.road.crossing(z):
         return False
-    kind = dice.pick(("ban", "warning", "board")) if category == "traffic sign" else category
+    kind = dice.choice(("ban", "warning", "board")) if category == "traffic sign" else category
     x, height = plan.road.side(1 if dice.chance(0.7) else -1, dice.uniform(0.5, 2.2)), dice.uniform(1.9, 2.8)
     return plan.put(make_signpost, (x, z, 0.6, 0.5), kind, height, height=height, margin=-0.03)
 
@@ -113,7 +111,7 @@ def place_cones(plan: Plan, count: int) -> None:
 def place_barriers(plan: Plan, count: int) -> None:
     """Place a row of barriers, along or across the road."""
     dice, road = plan.dice, plan.road
-    kind, across = dice.pick(("striped barrier", "block barrier")), dice.chance(0.5)
+    kind, across = dice.choice(("striped barrier", "block barrier")), dice.chance(0.5)
     x, z = dice.uniform(road.left - 1.5, road.right + 1.5), plan.ahead(4.5, 14)
     for i in range(count):
         spot = (x + i * 2.1, z, 1.1, 0.4) if across else (x, z + i * 2.1, 1.1, 1.1)
@@ -126,7 +124,7 @@ def place_street_lamps(plan: Plan) -> None:
     dice, road, light = plan.dice, plan.road, plan.light
     if plan.setting == "rural" or not (dice.chance(0.6) or light.time == "night"):
         return
-    side, height, step = dice.pick((-1, 1)), dice.uniform(6.5, 9.5), dice.uniform(16, 28)
+    side, height, step = dice.choice((-1, 1)), dice.uniform(6.5, 9.5), dice.uniform(16, 28)
     color = (255, 226, 170) if light.ambient[0] >= light.ambient[2] else (236, 240, 255)
     lamp = None if light.time == "day" else Lamp((2.0, 7.9, 0.0), color, 1.6 if light.time == "night" else 0.7)
     for z in (6 + i * step for i in range(5)):
@@ -140,7 +138,7 @@ def place_fences(plan: Plan) -> None:
     dice, road = plan.dice, plan.road
     if plan.setting == "city" or not dice.chance(0.45):
         return
-    side, kind = dice.pick((-1, 1)), dice.pick(list(load("shapes")["fence"]))
+    side, kind = dice.choice((-1, 1)), dice.choice(list(load("shapes")["fence"]))
     for z in (5.0 + i * 4 for i in range(12)):
         if not road.crossing(z, road.sidewalk + 3):
             x, wz = road.at(road.side(side, road.sidewalk + 1.4), z)

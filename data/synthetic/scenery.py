@@ -58,7 +58,7 @@ def make_building(plan: Plan, x: float, z: float, house: bool, size: Point3, hea
     palette |= dice.palette("windows by day" if time == "day" else "windows by night")
     palette |= dice.palette("snowy roof" if plan.light.weather == "snowy" else "roof")
     bright = {"day": (), "dusk": ("lit glass",), "night": ("lit glass", "shop")}[time]
-    mesh = building_mesh(dice.integer(12, 17) if house else dice.integer(0, 11))
+    mesh = building_mesh(dice.randint(12, 17) if house else dice.randint(0, 11))
     return Thing("building", (mesh,), palette, (x, 0.0, z), heading, size, bright, shadow=False)
 
 
@@ -93,8 +93,8 @@ def make_tree(plan: Plan, x: float, z: float, kind: str) -> Thing:
     palette |= {"shade": scaled(palette["leaf"], 0.7), "sun": scaled(palette["leaf"], 1.25)}
     height = dice.uniform(4, 11)
     width = height * dice.uniform(0.85, 1.25)
-    mesh = make_mesh("tree", kind) if kind == "conifer" else tree_mesh(kind, dice.integer(0, 5))
-    return billboard(plan, "tree", mesh, palette, x, z, (dice.pick((-width, width)), height, 1.0))
+    mesh = make_mesh("tree", kind) if kind == "conifer" else tree_mesh(kind, dice.randint(0, 5))
+    return billboard(plan, "tree", mesh, palette, x, z, (dice.choice((-width, width)), height, 1.0))
 
 
 def place_buildings(plan: Plan) -> None:
@@ -110,7 +110,7 @@ def place_buildings(plan: Plan) -> None:
         while z < end:
             long, tall = dice.uniform(*lengths), dice.uniform(*heights)
             deep, middle = dice.uniform(8, 12), z + long / 2
-            z += long + (dice.uniform(3, 14) if house else dice.pick((0.0, 0.0, 0.4, 6.0)))
+            z += long + (dice.uniform(3, 14) if house else dice.choice((0.0, 0.0, 0.4, 6.0)))
             if not dice.chance(density) or road.crossing(middle, long / 2 + road.sidewalk + 1):
                 continue
             x, wz = road.at(road.side(side, road.sidewalk + setback + deep / 2 + 0.5), middle)
@@ -121,12 +121,12 @@ def place_buildings(plan: Plan) -> None:
 def place_trees(plan: Plan) -> None:
     """Place trees along the road, and far from it in the country."""
     dice, road = plan.dice, plan.road
-    kind = dice.pick(load("scenes.yaml")["trees"][plan.setting])
+    kind = dice.choice(load("scenes.yaml")["trees"][plan.setting])
     if plan.light.weather == "snowy" and kind != "conifer" and dice.chance(0.6):
         kind = "bare"
-    for _ in range(dice.pick((1, 6, 12, 18) if plan.setting == "rural" else (0, 2, 5, 9, 14))):
+    for _ in range(dice.choice((1, 6, 12, 18) if plan.setting == "rural" else (0, 2, 5, 9, 14))):
         near = plan.setting in ("city", "suburb")
         offset = dice.uniform(0.9, max(1.5, road.sidewalk + 0.5)) if near else dice.uniform(3, 40)
-        x, z = road.side(dice.pick((-1, 1)), offset), dice.uniform(9, 80)
+        x, z = road.side(dice.choice((-1, 1)), offset), dice.uniform(9, 80)
         if not road.crossing(z, 2):
             plan.put(make_tree, (x, z, 0.5, 0.5), kind, height=3.0, margin=0.2, nearest=3.0)

@@ -14,7 +14,7 @@ from .backdrop import draw_backdrop
 from .camera import NEAR, SCALE
 from .light import Light
 from .mesh import Mesh
-from .plan import FIRST, OTHER, STUFF, Plan
+from .plan import FIRST, STUFF, Plan
 
 
 cv2.setNumThreads(0)
@@ -22,8 +22,6 @@ cv2.setNumThreads(0)
 SMALL = 0.7  # image pixels: smaller faces (root of their area) are not drawn
 # Corners of a box, the four on the ground first: True stands for the higher x, y or z.
 CORNERS = np.array([(x, y, z) for y in (0, 1) for x, z in ((0, 0), (1, 0), (1, 1), (0, 1))], dtype=bool)
-# Outline of the hood of the camera's vehicle, (column, row) in image sizes.
-HOOD = ((-0.05, 1.05), (0.02, 0.97), (0.15, 0.935), (0.5, 0.92), (0.85, 0.935), (0.98, 0.97), (1.05, 1.05))
 
 
 class Stage:
@@ -44,7 +42,7 @@ class Stage:
 
     def __init__(self, plan: Plan, size: int, rng: np.random.Generator):
         self.plan, self.size = plan, size
-        self.canvas, self.crosswalks = draw_backdrop(plan, size * SCALE, rng)
+        self.canvas, self.crosswalks = draw_backdrop(plan, size, rng)
         self.numbers, free = [], FIRST + 2 * len(self.crosswalks)
         for thing in plan.things:
             self.numbers.append(STUFF.get(thing.category, min(free, 255)))
@@ -53,9 +51,6 @@ class Stage:
         self.outlines: dict[int, list[np.ndarray]] = defaultdict(list)
         if plan.things and (parts := self._sorted_parts()):
             self._paint(parts)
-        if plan.hood:
-            points = np.rint(np.array(HOOD) * (16 * SCALE * size)).astype(np.int32)
-            cv2.fillPoly(self.canvas, [points], (*plan.hood, OTHER), cv2.LINE_8, 4)
         self.ids = self.canvas[..., 3].copy()
 
     def _sorted_parts(self) -> list[tuple[int, Mesh]]:
@@ -140,7 +135,7 @@ class Stage:
             thing = self.plan.things[index]
             if thing.shadow and not cut and (sunny or thing.place[1] < 0.1):
                 cv2.fillConvexPoly(mask, cv2.convexHull(pixels[start:end]), 255, cv2.LINE_8, 4)
-        first, factor = camera.first_ground_row(len(canvas)), 0.5 if sunny else 0.67
+        first, factor = SCALE * camera.horizon(self.size), 0.5 if sunny else 0.67
         dark = cv2.multiply(canvas[first:], np.array((factor, factor, factor, 1.0)))
         cv2.copyTo(dark, mask[first:], canvas[first:])
 

@@ -16,20 +16,17 @@ ALONG, ACROSS = 0.9, 0.25
 def make_vehicle(plan: Plan, x: float, z: float, category: str, shape: str, heading: float, moving: bool) -> Thing:
     """A car, van, bus, truck or trailer of a random color at a place in meters."""
     dice, weather, time = plan.dice, plan.light.weather, plan.light.time
-    color = dice.pick(tuple(PAINT))
+    color = dice.choice(tuple(PAINT))
     body = dice.vary(PAINT[color], 6)
     lit = moving and (time != "day" or (weather != "clear" and dice.chance(0.6)) or dice.chance(0.15))
     brake = moving and dice.chance(0.35)
-    glowing = category == "bus" and time == "night" and moving
     palette = dice.palette("vehicle") | {
         "body": body,
         "shade": scaled(body, 0.75) if color != "black" else (54, 54, 56),
         "head": (255, 250, 230) if lit else (206, 212, 218),
         "tail": (255, 48, 34) if brake else (226, 30, 28) if lit else (146, 18, 22),
     }
-    if glowing:
-        palette["glass"] = (188, 174, 126)
-    bright = ("head",) * lit + ("tail",) * (brake or lit) + ("glass", "display") * glowing
+    bright = ("head",) * lit + ("tail",) * (brake or lit)
     meshes = (make_mesh("truck cab", "cab"),) * (category == "truck") + (make_mesh(category, shape),)
     glow = (0.9 if time == "night" else 0.35) * (1.5 if weather in ("rainy", "foggy") else 1.0)
     half, front, back = meshes[0].high[0] * 0.75, meshes[0].high[2], meshes[-1].low[2]
@@ -65,7 +62,7 @@ def visible_from(
 def make_cycle(plan: Plan, x: float, z: float, category: str, ridden: bool, heading: float) -> list[Thing]:
     """A motorcycle or bicycle and its rider, in side view if it crosses the line of sight."""
     dice = plan.dice
-    color = dice.pick(tuple(PAINT))
+    color = dice.choice(tuple(PAINT))
     sight = plan.camera.bearing(x, z)
     across, along = math.sin(heading - sight), math.cos(heading - sight)
     side_view = abs(across) > 0.6
@@ -88,25 +85,21 @@ def make_cycle(plan: Plan, x: float, z: float, category: str, ridden: bool, head
 def place_vehicle(plan: Plan, category: str) -> bool:
     """Try to place a car, van, bus or truck in a lane, parked, or on the crossing road; or a parked trailer."""
     dice, road = plan.dice, plan.road
-    shape = dice.pick(list(load("shapes")[category]))
+    shape = dice.choice(list(load("shapes")[category]))
     long, wide = load("scenes.yaml")["sizes"][category]
     choice = 1.0 if category == "trailer" else dice.random()
     z = plan.ahead(long / 2 + (4.0 if category in ("car", "van") else 6.0), 45 if plan.camera.height < 3 else 32)
     moving, half_x, half_z = True, wide / 2, long / 2
     if road.junction and choice < 0.3:  # on the crossing road
-        way = dice.pick((-1, 1))
+        way = dice.choice((-1, 1))
         x, z = dice.uniform(-22, 22), road.junction[0] + way * road.junction[1] / 2
         heading = -way * math.pi / 2 + dice.uniform(-0.1, 0.1)
         half_x, half_z = long / 2, wide / 2
-    elif road.junction and choice < 0.36:  # turning
-        x, z = dice.uniform(road.left, road.right), road.junction[0] + dice.uniform(-2, 2)
-        heading = dice.uniform(0, 2 * math.pi)
-        half_x = long / 2
     elif (road.parking > 2 and choice < 0.62 and category != "bus") or choice > 0.93:  # parked
         if road.crossing(z, long / 2):
             return False
-        x = road.side(dice.pick((-1, 1)), -1.1 if road.parking > 2 else wide * 0.8)
-        heading, moving = road.heading(z) + dice.pick((0.0, math.pi)), False
+        x = road.side(dice.choice((-1, 1)), -1.1 if road.parking > 2 else wide * 0.8)
+        heading, moving = road.heading(z) + dice.choice((0.0, math.pi)), False
     else:
         x, heading = lane_at(plan, z, 0.25, 0.04)
         half_z += 0.7
@@ -117,7 +110,7 @@ def place_vehicle(plan: Plan, category: str) -> bool:
 def lane_at(plan: Plan, z: float, shift: float, turn: float) -> tuple[float, float]:
     """x and heading in a random lane, off its middle by up to `shift` meters, and its direction by `turn` radians."""
     dice = plan.dice
-    lane, way = dice.pick(plan.road.lanes)
+    lane, way = dice.choice(plan.road.lanes)
     heading = plan.road.heading(z) + (0.0 if way > 0 else math.pi)
     return lane + dice.uniform(-shift, shift), heading + dice.uniform(-turn, turn)
 
@@ -127,12 +120,12 @@ def place_cycle(plan: Plan, category: str) -> bool:
     dice, road, z = plan.dice, plan.road, plan.ahead(3.2, 14)
     ridden = dice.chance(0.78)
     if not ridden:
-        x, heading = road.side(dice.pick((-1, 1)), dice.uniform(0.4, 1.4)), dice.uniform(0, 2 * math.pi)
+        x, heading = road.side(dice.choice((-1, 1)), dice.uniform(0.4, 1.4)), dice.uniform(0, 2 * math.pi)
     elif road.junction and dice.chance(0.3):
         z = road.junction[0] + dice.uniform(-0.5, 0.5) * road.junction[1]
-        x, heading = dice.uniform(-12, 12), dice.pick((0.5, -0.5)) * math.pi
+        x, heading = dice.uniform(-12, 12), dice.choice((0.5, -0.5)) * math.pi
     else:
         x, heading = lane_at(plan, z, 1.1, 0.15)
         if dice.chance(0.25):
-            heading += dice.pick((0.5, -0.5)) * math.pi
+            heading += dice.choice((0.5, -0.5)) * math.pi
     return plan.put(make_cycle, (x, z, 0.6, 0.9), category, ridden, heading)
