@@ -9,7 +9,7 @@ import numpy as np
 from .camera import NEAR, SCALE, Camera
 from .dice import mix
 from .light import Light
-from .plan import CROSSWALK, FIRST, OTHER, SKY, STRIPES, TERRAIN, Patch, Plan
+from .plan import BUILDING, CROSSWALK, FIRST, OTHER, SKY, STRIPES, TERRAIN, Patch, Plan
 
 
 def draw_backdrop(plan: Plan, size: int, rng: np.random.Generator) -> tuple[np.ndarray, dict[int, int]]:
@@ -39,8 +39,8 @@ def draw_backdrop(plan: Plan, size: int, rng: np.random.Generator) -> tuple[np.n
         x, y = np.array([(0.0, 0.0), *plan.skyline, (1.4, 0.0)]).T
         far = np.stack([(x - 0.65) * 1.2 * max(1.0, 1 / camera.focal[0]), y + math.tan(camera.pitch), np.ones_like(x)])
         lit, hidden = light.on_ground(plan.skyline_color, 0.5), float(light.hidden(220.0))
-        color = mix(lit, light.haze_color, min(1.0, 0.25 + hidden))
-        cv2.fillPoly(canvas, [camera.pixels(far.T, side)], (*color, OTHER), cv2.LINE_8, 4)
+        color, kind = mix(lit, light.haze_color, 0.25 + hidden), BUILDING if plan.setting == "city" else OTHER
+        cv2.fillPoly(canvas, [camera.pixels(far.T, side)], (*color, kind), cv2.LINE_8, 4)
     return canvas, crosswalks
 
 

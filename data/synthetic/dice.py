@@ -61,8 +61,3 @@ class Dice(random.Random):
             colors = parse(self.choice(options if isinstance(options, list) else options.split()))
             palette.update(zip(names.split(", "), map(self.vary, colors)))
         return palette
-
-    def color(self, name: str) -> Color:
-        """The color of a palette that has only one."""
-        [color] = self.palette(name).values()
-        return color

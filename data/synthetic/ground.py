@@ -11,17 +11,14 @@ from .road import FAR, START
 def lay_ground(plan: Plan) -> None:
     """Add all patches of ground to a plan."""
     dice, road, weather = plan.dice, plan.road, plan.light.weather
-    asphalt = dice.color("asphalt")
-    land = dice.color("paved land" if plan.setting == "city" and dice.chance(0.7) else "grass")
-    walk = dice.color("sidewalk")
+    colors = dice.palette("snowy ground" if weather == "snowy" else "ground")
+    asphalt, walk = colors["asphalt"], colors["sidewalk"]
+    plan.land = colors["paved land" if plan.setting == "city" and dice.chance(0.7) else "grass"]
     line: Color = (232, 232, 226)
     if weather == "snowy":
-        land, walk = (232, 236, 240), (222, 226, 231)
-        asphalt = dice.color("snowy asphalt")
         line = mix(asphalt, line, 0.5)
     elif weather == "rainy":
         asphalt = scaled(asphalt, 0.75)
-    plan.land = dice.vary(land)
     if road.sidewalk:
         if road.junction:
             plan.pave(SIDEWALK, walk, crossing_road(road.junction, road.sidewalk))
@@ -31,7 +28,9 @@ def lay_ground(plan: Plan) -> None:
     if road.junction:
         plan.pave(ROAD, asphalt, crossing_road(road.junction))
     plan.pave(ROAD, asphalt, road.strip(road.left, road.right))
-    wear(plan, asphalt)
+    track = scaled(asphalt, 0.92 if weather == "snowy" else dice.choice((0.93, 1.06)))
+    wheels = [x + wheel for x, _ in road.lanes for wheel in (-0.8, 0.8)]
+    plan.pave(ROAD, track, *(road.strip(x - 0.25, x + 0.25) for x in wheels))
     if plan.setting != "rural" or not dice.chance(0.25):
         markings(plan, line)
         plan.marked = True
@@ -42,14 +41,6 @@ def crossing_road(junction: Point2, margin: float = 0.0) -> list[Point2]:
     """Outline of the road through a junction from left to right, with a margin on either side."""
     middle, half = junction[0], junction[1] + margin
     return [(-150.0, middle - half), (150.0, middle - half), (150.0, middle + half), (-150.0, middle + half)]
-
-
-def wear(plan: Plan, asphalt: Color) -> None:
-    """Add wheel tracks."""
-    dice, road = plan.dice, plan.road
-    track = scaled(asphalt, 0.92 if plan.light.weather == "snowy" else dice.choice((0.93, 1.06)))
-    wheels = [x + wheel for x, _ in road.lanes for wheel in (-0.8, 0.8)]
-    plan.pave(ROAD, track, *(road.strip(x - 0.25, x + 0.25) for x in wheels))
 
 
 def markings(plan: Plan, line: Color) -> None:
@@ -65,9 +56,8 @@ def markings(plan: Plan, line: Color) -> None:
         plan.pave(ROAD, color, *(road.strip(x - 0.07, x + 0.07, *stretch) for x in xs for stretch in stretches))
 
     pave_lines((edges[0], edges[-1]), line)
-    if 0.0 in edges[1:-1]:
-        is_double = len(edges) > 3 or dice.chance(0.4)
-        pave_lines((-0.16, 0.16) if is_double else (0.0,), (226, 180, 50) if dice.chance(0.3) else line)
+    is_double = len(edges) > 3 or dice.chance(0.4)
+    pave_lines((-0.16, 0.16) if is_double else (0.0,), (226, 180, 50) if dice.chance(0.3) else line)
     dash, gap = dice.choice(((3, 6), (3, 3), (4, 8)))
     starts = [z for z in range(-9, 110, dash + gap) if not road.crossing(z + dash / 2, dash / 2)]
     dashes = [road.strip(x - 0.07, x + 0.07, z, z + dash) for x in edges[1:-1] if x for z in starts]
@@ -91,24 +81,21 @@ def add_crosswalks(plan: Plan, asphalt: Color, line: Color) -> None:
         plan.crosswalks = [middle - half - 1.9, middle + half + 1.9][: dice.randint(1, 2)]
     elif plan.setting != "highway" and dice.chance(0.3):
         plan.crosswalks = [dice.uniform(7, 24)]
-    color = (236, 196, 60) if dice.chance(0.1) else line
     for z in plan.crosswalks:
         half, width = dice.uniform(1.3, 1.8), dice.uniform(0.42, 0.6)
         left, right = road.left + 0.3, road.right - 0.3
         plan.pave(CROSSWALK, asphalt, road.strip(left, right, z - half, z + half))
         count = int((right - left + width + 0.01) / (width * 2))
         stripes = (left + 2 * width * i for i in range(count))
-        plan.pave(STRIPES, color, *(road.strip(x, x + width, z - half, z + half) for x in stripes))
+        plan.pave(STRIPES, line, *(road.strip(x, x + width, z - half, z + half) for x in stripes))
 
 
 def add_skyline(plan: Plan) -> None:
-    """Add far hills, or the roofs of a city, to most plans."""
-    dice, city = plan.dice, plan.setting == "city"
-    if dice.chance(0.15):
+    """Add far hills, or the roofs of a city, to most plans in which one can see far."""
+    dice, light, city = plan.dice, plan.light, plan.setting == "city"
+    if light.weather not in ("clear", "cloudy") or light.time == "night" or dice.chance(0.15):
         return
-    plan.skyline_color = (
-        (170, 178, 186) if plan.light.weather == "snowy" else (112, 112, 116) if city else (92, 112, 88)
-    )
+    plan.skyline_color = (112, 112, 116) if city else (92, 112, 88)
     x, level = 0.0, dice.uniform(0.01, 0.05)
     while x < 1.3:
         plan.skyline.append((x, level))

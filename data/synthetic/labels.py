@@ -81,10 +81,8 @@ def describe(stage: Stage, image: np.ndarray) -> Scene:
     if not any(is_misplaced(stage, index, item) for index, item in items.items()):
         scene_attributes["view"] = plan.view
     attributed = given_to_all({category: frozenset(names) for category, names in ATTRIBUTES.items()}, objects)
-    # Far roofs look like buildings, but are not annotated.
-    exhaustive = EXHAUSTIVE - {"building"} if plan.setting == "city" and plan.skyline else EXHAUSTIVE
     presence = describe_presence(stage, items)
-    return Scene(size, size, objects, scene_attributes, exhaustive, attributed, SYNTHETIC, str(plan.seed), presence)
+    return Scene(size, size, objects, scene_attributes, EXHAUSTIVE, attributed, SYNTHETIC, str(plan.seed), presence)
 
 
 def describe_presence(stage: Stage, items: dict[int, SceneObject]) -> dict[str, bool]:

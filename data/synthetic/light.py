@@ -20,8 +20,8 @@ class Light:
     Attributes:
         weather, time: values of the scene attributes "weather" and "time of day".
         ambient: light that reaches every face, as factors of red, green, blue.
-        sun: light that the sun adds to a face towards it; the sun casts shadows above 0.2.
-        sun_direction: unit vector towards the sun.
+        sun: light that the sun adds to a face towards it.
+        sun_direction: unit vector towards the sun, straight up if it hardly shines.
         haze: fraction of light lost per meter.
         haze_color: color of the sky at the horizon and of far things.
         zenith: color of the sky at the top.
@@ -67,13 +67,14 @@ def make_light(dice: Dice, driving: bool, has_lamps: bool) -> Light:
     if weather == "foggy":
         haze = dice.uniform(0.016, 0.045) * (0.6 if time == "night" else 1.0)
     level *= dice.uniform(*sky["level"])
-    azimuth, elevation = dice.uniform(0, 6.283), dice.uniform(0.6, 1.1)
+    sun = sky["sun"][weather != "clear"]
+    azimuth, elevation = dice.uniform(0, 6.283), dice.uniform(0.6, 1.1) if sun > 0.2 else math.pi / 2
     flat = math.cos(elevation)
     return Light(
         weather=weather,
         time=time,
         ambient=tuple(level * tone * dice.uniform(0.96, 1.04) for tone in sky["tones"]),
-        sun=sky["sun"][weather != "clear"],
+        sun=sun,
         sun_direction=(math.sin(azimuth) * flat, math.sin(elevation), math.cos(azimuth) * flat),
         haze=haze,
         haze_color=low,

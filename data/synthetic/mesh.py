@@ -181,19 +181,16 @@ class Builder:
         x, y = half_width, half_height
         self.face(color, [(-x, y, 0), (x, y, 0), (x, -y, 0), (-x, -y, 0)], (0, 0, -1), text)
 
-    def pane(self, color: str, quad: Points, edges: Edges, toward: Point3, count: int = 1, step: float = 0.0) -> None:
-        """Panes in a quad of corners from the top left to the bottom left, clockwise.
+    def pane(self, color: str, quad: Points, edges: Edges, toward: Point3) -> None:
+        """A pane in a quad of corners from the top left to the bottom left, clockwise.
 
         Args:
-            edges: left, top, right and bottom edge of the first pane, as fractions of the quad's sides.
-            step: how much farther right each of the `count` panes is than the one before.
+            edges: left, top, right and bottom edge of the pane, as fractions of the quad's sides.
         """
         left, top, right, bottom = edges
-        v = np.array([top, top, bottom, bottom])
-        for i in range(count):
-            u = np.array([left, right, right, left]) + i * step
-            weights = np.stack([(1 - u) * (1 - v), u * (1 - v), u * v, (1 - u) * v], axis=1)
-            self.face(color, (weights @ np.array(quad)).tolist(), toward)
+        u, v = np.array([left, right, right, left]), np.array([top, top, bottom, bottom])
+        weights = np.stack([(1 - u) * (1 - v), u * (1 - v), u * v, (1 - u) * v], axis=1)
+        self.face(color, (weights @ np.array(quad)).tolist(), toward)
 
     def box(self, color: str, x: Point2, y: Point2, z: Point2) -> None:
         """A box without its bottom."""
@@ -267,7 +264,8 @@ class Builder:
         side = [(roof, high, front), (roof, high, back), (waist, low, back_foot), (waist, low, foot)]
         width = glazed / panes
         for self.side in (-1, 1):  # afterwards it is 1 again
-            self.pane("glass", side, (0.04, 0.12, width, 0.92), (1, 0.3, 0), panes, width)
+            for i in range(panes):
+                self.pane("glass", side, (i * width + 0.04, 0.12, (i + 1) * width, 0.92), (1, 0.3, 0))
             self.box("trim", (waist, waist + 0.18), (low + 0.04, low + 0.18), (foot - 0.35, foot - 0.25))
 
 

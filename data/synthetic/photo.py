@@ -1,7 +1,5 @@
 """The photograph of a canvas: wet roads, glow, rain and snow, texture, and the flaws of a camera."""
 
-import functools
-
 import cv2
 import numpy as np
 
@@ -60,19 +58,14 @@ def add_glows(image: np.ndarray, stage: Stage) -> None:
             part[:] = cv2.add(part, (fall[..., None] * lamp.color * 0.75).astype(np.uint8))
 
 
-@functools.cache
-def grain() -> np.ndarray:
-    """White noise of mean 0 and standard deviation 37, float32 [1024, 1024]."""
-    return np.random.default_rng(7).normal(0, 37, (1024, 1024)).astype(np.float32)
-
-
 def texture(ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Levels to add to the pixels of surfaces with these object numbers, float32 [size, size]."""
     rough = np.full(256, 2, dtype=np.float32)
     rough[list(ROUGHNESS)] = list(ROUGHNESS.values())
     pixels, (x, y) = np.arange(len(ids)), rng.integers(512, size=2)
     coarse = tile(clouds(), (pixels + y) * 3, pixels * 2 + x) - 128
-    return (tile(grain(), pixels + y, pixels + x) + coarse) * rough[ids] / 128
+    fine = 37 * rng.standard_normal(ids.shape, np.float32)
+    return (fine + coarse) * rough[ids] / 128
 
 
 def add_snow(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -65,8 +65,6 @@ def make_road(dice: Dice, setting: str) -> Road:
     ahead, back = dice.randint(1, most), dice.randint(1, most)
     if setting == "highway":
         ahead, back = max(ahead, 2), max(back, 2)
-    elif setting == "city" and dice.chance(0.15):
-        back = 0
     side = 1 if dice.chance(0.6) else -1  # traffic keeps to the right or left
     lanes = [(side * (i + 0.5) * lane, 1) for i in range(ahead)]
     lanes += [(-side * (i + 0.5) * lane, -1) for i in range(back)]

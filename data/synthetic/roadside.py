@@ -80,13 +80,10 @@ def place_traffic_lights(plan: Plan, count: int) -> None:
         arm = -side * dice.uniform(2.0, 5.0)
         pole = ("arm", (arm / 3.5, height / 6)) if over else ("post", (1.0, height))
         plan.things.append(make_pole(plan, x, wz, *pole))
-        places = [(arm, height - tall * 0.45)] if over else []  # (meters along the arm, height)
-        if not over or dice.chance(0.5):
-            places.append((0.0, min(height - tall * 0.6, dice.uniform(2.7, 3.3))))
+        offset, y = (arm, height - tall * 0.45) if over else (0.0, min(height - tall * 0.6, dice.uniform(2.7, 3.3)))
         sight = plan.camera.bearing(x, wz)
-        for offset, y in places:
-            lx, lz = x + offset * math.cos(sight), wz - offset * math.sin(sight) - 0.25
-            plan.things.append(make_traffic_light(plan, state, lx, y, lz, tall, sideways))
+        lx, lz = x + offset * math.cos(sight), wz - offset * math.sin(sight) - 0.25
+        plan.things.append(make_traffic_light(plan, state, lx, y, lz, tall, sideways))
 
 
 def place_sign(plan: Plan, category: str) -> bool:
@@ -125,8 +122,8 @@ def place_street_lamps(plan: Plan) -> None:
     if plan.setting == "rural" or not (dice.chance(0.6) or light.time == "night"):
         return
     side, height, step = dice.choice((-1, 1)), dice.uniform(6.5, 9.5), dice.uniform(16, 28)
-    color = (255, 226, 170) if light.ambient[0] >= light.ambient[2] else (236, 240, 255)
-    lamp = None if light.time == "day" else Lamp((2.0, 7.9, 0.0), color, 1.6 if light.time == "night" else 0.7)
+    glow = Lamp((2.0, 7.9, 0.0), (255, 226, 170), 1.6 if light.time == "night" else 0.7)
+    lamp = None if light.time == "day" else glow
     for z in (6 + i * step for i in range(5)):
         if not road.crossing(z):
             x, wz = road.at(road.side(side, 0.6), z)

@@ -36,7 +36,8 @@ def building_mesh(variant: int) -> Mesh:
             b.pane("edge", quad, (door + 0.1, rows / (rows + 1) + 0.02, door + 0.22, 1.0), toward)
         else:
             b.pane("shop", quad, (0.02, rows / (rows + 1) + 0.01, 0.98, 1.0), toward)
-            b.pane(dice.choice(GLASS), quad, (0.05, rows / (rows + 1) + 0.06, 0.27, 0.97), toward, 4, 0.227)
+            for left in (0.05, 0.277, 0.504, 0.731):
+                b.pane(dice.choice(GLASS), quad, (left, rows / (rows + 1) + 0.06, left + 0.22, 0.97), toward)
         if not house:
             b.pane("edge", quad, (0.0, 0.0, 1.0, 0.035), toward)
     return b.build()
@@ -122,8 +123,6 @@ def place_trees(plan: Plan) -> None:
     """Place trees along the road, and far from it in the country."""
     dice, road = plan.dice, plan.road
     kind = dice.choice(load("scenes.yaml")["trees"][plan.setting])
-    if plan.light.weather == "snowy" and kind != "conifer" and dice.chance(0.6):
-        kind = "bare"
     for _ in range(dice.choice((1, 6, 12, 18) if plan.setting == "rural" else (0, 2, 5, 9, 14))):
         near = plan.setting in ("city", "suburb")
         offset = dice.uniform(0.9, max(1.5, road.sidewalk + 0.5)) if near else dice.uniform(3, 40)

@@ -124,18 +124,17 @@ class Stage:
                 cv2.fillConvexPoly(self.canvas, corners, (*color, self.numbers[index]), cv2.LINE_8, 4)
 
     def _cast_shadows(self, owners: list[int], world: np.ndarray, bounds: np.ndarray) -> None:
-        """Darken the ground away from the sun, or straight below things if the sun does not shine."""
+        """Darken the ground away from the sun."""
         camera, light, canvas = self.plan.camera, self.plan.light, self.canvas
         mask = np.zeros(canvas.shape[:2], dtype=np.uint8)
-        sunny = light.sun > 0.2
         x, y, z = light.sun_direction
-        view = camera.view(world - world[:, 1:2] * ((x / y, 1.0, z / y) if sunny else (0.0, 1.0, 0.0)))
+        view = camera.view(world - world[:, 1:2] * (x / y, 1.0, z / y))
         pixels, near = camera.pixels(view, len(canvas)), np.minimum.reduceat(view[:, 2], bounds[:-1]) < NEAR
         for index, cut, start, end in zip(owners, near, bounds, bounds[1:]):
             thing = self.plan.things[index]
-            if thing.shadow and not cut and (sunny or thing.place[1] < 0.1):
+            if thing.shadow and not cut and (y < 1 or thing.place[1] < 0.1):
                 cv2.fillConvexPoly(mask, cv2.convexHull(pixels[start:end]), 255, cv2.LINE_8, 4)
-        first, factor = SCALE * camera.horizon(self.size), 0.5 if sunny else 0.67
+        first, factor = SCALE * camera.horizon(self.size), 0.5 if light.sun > 0.2 else 0.67
         dark = cv2.multiply(canvas[first:], np.array((factor, factor, factor, 1.0)))
         cv2.copyTo(dark, mask[first:], canvas[first:])
 

@@ -20,13 +20,16 @@ def make_vehicle(plan: Plan, x: float, z: float, category: str, shape: str, head
     body = dice.vary(PAINT[color], 6)
     lit = moving and (time != "day" or (weather != "clear" and dice.chance(0.6)) or dice.chance(0.15))
     brake = moving and dice.chance(0.35)
+    glowing = category == "bus" and time == "night" and moving
     palette = dice.palette("vehicle") | {
         "body": body,
         "shade": scaled(body, 0.75) if color != "black" else (54, 54, 56),
         "head": (255, 250, 230) if lit else (206, 212, 218),
         "tail": (255, 48, 34) if brake else (226, 30, 28) if lit else (146, 18, 22),
     }
-    bright = ("head",) * lit + ("tail",) * (brake or lit)
+    if glowing:
+        palette["glass"] = (188, 174, 126)
+    bright = ("head",) * lit + ("tail",) * (brake or lit) + ("glass", "display") * glowing
     meshes = (make_mesh("truck cab", "cab"),) * (category == "truck") + (make_mesh(category, shape),)
     glow = (0.9 if time == "night" else 0.35) * (1.5 if weather in ("rainy", "foggy") else 1.0)
     half, front, back = meshes[0].high[0] * 0.75, meshes[0].high[2], meshes[-1].low[2]
