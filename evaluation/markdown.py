@@ -15,8 +15,6 @@ PLOTS = {
 
 def format_value(value: Any) -> str:
     """Text of a cell: three decimals for a float, "–" for None and NaN."""
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
     if pd.isna(value):
         return "–"
     return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -28,7 +28,6 @@ BINS = 15  # of P(yes), for the calibration error
 MIN_QUESTION_IDS = 3  # for a balanced accuracy in a table
 SMALL = (0.02, 0.06)  # shorter side of an object, as a fraction of the image
 MIN_VALUES = 2  # besides "none", for the mean recall of a question type
-ABSENT = ("no", NONE, "0")  # truths about what is not there
 TEMPERATURES = (0.05, 20.0)  # range of the search
 WITHOUT_IMAGE = "is_right_without_image"  # a column: whether the question is answered right about the mean image
 # Types of questions in words that are also asked about what is not there.
@@ -144,8 +143,8 @@ def of_small_objects(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def right_if_there(rows: pd.DataFrame) -> float | None:
-    """Fraction of right answers where the truth is neither "no" nor "none" nor "0"; None below 10 questions."""
-    there = rows[~rows["truth"].isin(ABSENT)]
+    """Fraction of right answers where the truth is yes; None below 10 questions."""
+    there = rows[rows["truth"] == "yes"]
     return mean(there["is_right"]) if len(there) >= MIN_ANSWERS else None
 
 
@@ -244,15 +243,11 @@ YES_NO: dict[str, Metric] = {
     "AUC": of_enough(auc),
     "AUC of small objects": lambda rows: auc(of_small_objects(rows)),
     "calibration error": calibration_error,
-    "accuracy": lambda rows: mean(rows["is_right"]),
     "questions": len,
-    "question ids": question_ids,
 }
 WORDS: dict[str, Metric] = {
     "exact match": exact_match,
     "mean recall": mean_recall,
-    "right where it is there": right_if_there,
-    "mean image": lambda rows: exact_match(rows.assign(is_right=rows[WITHOUT_IMAGE])),
     '"none" if not there': partial(none_if, is_there=False),
     '"none" if there': partial(none_if, is_there=True),
     "questions": len,

@@ -138,8 +138,12 @@ def mean_image(rows: Sequence[Row], processor: Any) -> Image.Image:
 
 
 @torch.no_grad()
-def answer_loss(model: Any, processor: Any, rows: Iterable[Row], batch_size: int = 16) -> float | None:
-    """Mean cross-entropy of the tokens of the true answers, [EOS] included; None without questions."""
+def loss_metrics(model: Any, processor: Any, rows: Iterable[Row], batch_size: int = 16) -> dict[str, float]:
+    """Mean cross-entropy of the tokens of the true answers, [EOS] included, and its exp.
+
+    Returns:
+        "answer_loss" and "perplexity"; empty without questions.
+    """
     total, tokens, asked = 0.0, 0, with_questions(rows)
     while batch := list(islice(asked, batch_size)):
         inputs = processor(
@@ -153,4 +157,4 @@ def answer_loss(model: Any, processor: Any, rows: Iterable[Row], batch_size: int
         count = int((inputs["labels"] >= 0).sum())
         total += float(model(**inputs, use_cache=False).loss) * count
         tokens += count
-    return total / tokens if tokens else None
+    return {"answer_loss": total / tokens, "perplexity": math.exp(total / tokens)} if tokens else {}

@@ -3,10 +3,9 @@
     answers, also about the mean image → tables of metrics, calibration
     more questions about a few images  → contradictions, paraphrases
 
-`quick_metrics` computes the few that training follows, with the same functions.
+`answer_metrics` computes the few that training follows, with the same functions.
 """
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -19,32 +18,23 @@ from . import MIN_ANSWERS, metrics
 from .consistency import agreement, contradictions, paraphrase
 from .locating import locating_table, match_objects
 from .metrics import WITHOUT_IMAGE, WORDS, YES_NO, by_group, is_yes_no
-from .predict import KINDS, UNSEEN, Row, answer_loss, mean_image, predict
+from .predict import KINDS, UNSEEN, Row, mean_image, predict
 
 
 MEAN_IMAGES = 1000  # for the mean image
-
-
-def quick_metrics(
-    model: Any, processor: Any, rows: Sequence[Row], batch_size: int, answers: pd.DataFrame
-) -> dict[str, float]:
-    """The metrics that training follows: `answer_metrics`, "answer_loss" and its exp, the "perplexity"."""
-    loss = answer_loss(model, processor, rows, batch_size)
-    return answer_metrics(answers) | ({} if loss is None else {"answer_loss": loss, "perplexity": math.exp(loss)})
 
 
 def answer_metrics(answers: pd.DataFrame) -> dict[str, float]:
     """Metrics of a table of `predict`; a metric without questions is missing.
 
     Returns:
-        "balanced_accuracy", and "balanced_accuracy_SOURCE" of each source; "exact_match" of answers in words;
-        "accuracy" over all questions; "ece", the calibration error of P(yes).
+        "balanced_accuracy", and "balanced_accuracy_SOURCE" of each source; "exact_match" of answers in words; "ece",
+        the calibration error of P(yes).
     """
     groups = {"balanced_accuracy": answers}
     groups |= {f"balanced_accuracy_{name}": members for name, members in answers.groupby("source")}
     found = {name: metrics.balanced_accuracy(members, even_few=True) for name, members in groups.items()}
-    found |= {"exact_match": metrics.exact_match(answers), "accuracy": metrics.mean(answers["is_right"])}
-    found |= {"ece": metrics.calibration_error(answers)}
+    found |= {"exact_match": metrics.exact_match(answers), "ece": metrics.calibration_error(answers)}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -116,15 +106,14 @@ def calibrate(answers: pd.DataFrame, temperature: float) -> dict[str, Any]:
     """Calibration of P(yes) at the model's temperature and at a fitted one; empty without yes/no questions.
 
     Returns:
-        "temperature"; "fitted_on": sources; "fitted_temperature"; "ece_before" and "bins_before" at the model's
-        temperature, "ece_after" and "bins_after" at the fitted one.
+        "temperature"; "fitted_temperature"; "ece_before" and "bins_before" at the model's temperature, "ece_after" and
+        "bins_after" at the fitted one.
     """
     rows = metrics.with_probability(rows_to_fit(answers))
     if rows.empty:
         return {}
     fitted = metrics.fit_temperature(rows)
-    found: dict[str, Any] = {"temperature": temperature, "fitted_on": sorted(rows["source"].unique())}
-    found["fitted_temperature"] = fitted
+    found: dict[str, Any] = {"temperature": temperature, "fitted_temperature": fitted}
     for name, some in {"before": rows, "after": metrics.at_temperature(rows, fitted)}.items():
         found[f"ece_{name}"] = metrics.calibration_error(some)
         found[f"bins_{name}"] = list(to_values(metrics.reliability(some)).values())

@@ -7,7 +7,7 @@ question → question type ─────┴→ threshold and band ── P(yes
   the one closest to 0.5 is taken. With few questions the best one is chance.
 - Band: the answers below and above it reach a target accuracy, which counts one more right and one more wrong answer
   than there are: a few right answers are not enough.
-- Accuracy and precision are for the rate of yes in the questions of the fit. Where yes is rarer, precision is lower.
+- The accuracy is for the rate of yes in the questions of the fit. Where yes is rarer, fewer answers yes are right.
 """
 
 import json
@@ -29,22 +29,15 @@ GRID = np.arange(1, 100) / 100
 
 @dataclass(frozen=True)
 class Threshold:
-    """How P(yes) becomes an answer, and what was measured of it on development questions.
+    """How P(yes) becomes an answer.
 
     Attributes:
         threshold: P(yes) from which the answer is yes.
         band: [low, high] with low <= threshold <= high: answers with P(yes) in it are not sure. None: all are sure.
-        precision: fraction of the answers yes that are right; None without such an answer, or if not measured.
-        recall: fraction of the questions with the truth yes that are answered yes; None if not measured.
-        yes, no: number of questions with this truth; None if not measured.
     """
 
     threshold: float
     band: list[float] | None = None
-    precision: float | None = None
-    recall: float | None = None
-    yes: int | None = None
-    no: int | None = None
 
     def is_unsure(self, p_yes: float) -> bool:
         """Whether P(yes) lies in the band."""
@@ -58,12 +51,10 @@ class Thresholds:
     Attributes:
         default: for questions of all other types, and for those that no template produces.
         question_types: one for each of some question types.
-        target_accuracy: that answers outside the bands have reached; None if not measured.
     """
 
     default: Threshold
     question_types: Mapping[str, Threshold] = field(default_factory=dict)
-    target_accuracy: float | None = None
 
     def for_question(self, question: str) -> Threshold:
         """The threshold of a question, by its words."""
@@ -85,7 +76,7 @@ def load_thresholds(path: str | Path) -> Thresholds:
         raise DataError(f"{path} has no valid thresholds: {error!r}") from error
 
 
-def fit_thresholds(answers: Any, target_accuracy: float = TARGET_ACCURACY) -> Thresholds | None:
+def fit_thresholds(answers: Any) -> Thresholds | None:
     """A threshold for all yes/no questions, and one for each question type with enough of them.
 
     The type of a question is that of its words, as in serving, whatever the dataset calls it.
@@ -97,15 +88,15 @@ def fit_thresholds(answers: Any, target_accuracy: float = TARGET_ACCURACY) -> Th
         the thresholds; None with fewer than 10 yes or no in all.
     """
     answers = answers[answers["truth"].isin(["yes", "no"]) & answers["p_yes"].notna()]
-    default = fit_threshold(answers["p_yes"], answers["truth"] == "yes", target_accuracy)
+    default = fit_threshold(answers["p_yes"], answers["truth"] == "yes")
     if default is None:
         return None
     types = answers["question"].map(question_type_of)
     fitted = {
-        str(name): fit_threshold(members["p_yes"], members["truth"] == "yes", target_accuracy)
+        str(name): fit_threshold(members["p_yes"], members["truth"] == "yes")
         for name, members in answers.groupby(types)
     }
-    return Thresholds(default, {name: one for name, one in fitted.items() if one}, target_accuracy)
+    return Thresholds(default, {name: one for name, one in fitted.items() if one})
 
 
 def fit_threshold(p_yes: Any, is_yes: Any, target_accuracy: float = TARGET_ACCURACY) -> Threshold | None:
@@ -118,14 +109,7 @@ def fit_threshold(p_yes: Any, is_yes: Any, target_accuracy: float = TARGET_ACCUR
     below = _band_width(threshold - p[~says_yes], ~truth[~says_yes], target_accuracy)
     above = _band_width(p[says_yes] - threshold, truth[says_yes], target_accuracy)
     band = [round(max(0.0, threshold - below), 2), round(min(1.0, threshold + above), 2)]
-    return Threshold(
-        threshold,
-        band if below or above else None,
-        precision=round(float(truth[says_yes].mean()), 4) if says_yes.any() else None,
-        recall=round(float(says_yes[truth].mean()), 4),
-        yes=int(truth.sum()),
-        no=int((~truth).sum()),
-    )
+    return Threshold(threshold, band if below or above else None)
 
 
 def _choose_threshold(yes: np.ndarray, no: np.ndarray) -> float:

@@ -17,9 +17,9 @@ from traffic_vlm.data.grammar import paraphrases_of
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.evaluation.consistency import agreement, contradictions, paraphrase
 from traffic_vlm.evaluation.markdown import headline
-from traffic_vlm.evaluation.metrics import at_temperature, balanced_accuracy, exact_match, is_yes_no
-from traffic_vlm.evaluation.predict import ANSWERS, answer_loss, mean_image, normalize, predict
-from traffic_vlm.evaluation.report import quick_metrics
+from traffic_vlm.evaluation.metrics import at_temperature, balanced_accuracy, calibration_error, exact_match, is_yes_no
+from traffic_vlm.evaluation.predict import ANSWERS, loss_metrics, mean_image, normalize, predict
+from traffic_vlm.evaluation.report import answer_metrics
 from traffic_vlm.evaluation.thresholds import fit_thresholds, load_thresholds
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 
@@ -108,7 +108,7 @@ def test_truths_are_written_as_answers_and_refused_questions_are_answered(model,
 
 def test_rows_without_questions_are_left_out_and_torn_ones_refused(model, processor, rows):
     none = asking(rows[0], [], [])
-    assert predict(model, processor, [none]).empty and answer_loss(model, processor, [none]) is None
+    assert predict(model, processor, [none]).empty and loss_metrics(model, processor, [none]) == {}
     assert list(predict(model, processor, [none, rows[0], none])["question"]) == rows[0]["questions"]
     with pytest.raises(ValueError, match="is shorter than"):
         predict(model, processor, [rows[0] | {"answers": ["yes"]}])
@@ -127,10 +127,10 @@ def test_a_model_that_is_shown_the_mean_image_scores_one_half(processor, rows):
 
 def test_the_loss_of_answers_is_a_mean_over_tokens(model, processor, rows):
     """Batches of different sizes give the same mean; equal logits give the logarithm of all words but [PAD]."""
-    assert answer_loss(model, processor, rows, 2) == pytest.approx(answer_loss(model, processor, rows, 5), rel=1e-5)
+    assert loss_metrics(model, processor, rows, 2) == pytest.approx(loss_metrics(model, processor, rows, 5), rel=1e-5)
     uniform = tiny_model()
     torch.nn.init.zeros_(uniform.lm_head.weight)
-    assert answer_loss(uniform, processor, rows) == pytest.approx(math.log(499), rel=1e-5)
+    assert loss_metrics(uniform, processor, rows)["perplexity"] == pytest.approx(499, rel=1e-4)
 
 
 # Consistency
@@ -174,14 +174,12 @@ def test_contradictions_are_those_of_the_two_answers(processor, rows):
 
 
 def test_training_follows_the_metrics_of_the_report(model, processor, rows, answers):
-    metrics = quick_metrics(model, processor, rows, 4, answers)
+    metrics = answer_metrics(answers)
     assert metrics["balanced_accuracy"] == balanced_accuracy(answers)
     assert metrics["balanced_accuracy_a"] == balanced_accuracy(answers[answers["source"] == "a"])
-    assert math.log(metrics["perplexity"]) == pytest.approx(answer_loss(model, processor, rows))
-    asked = [asking(rows[0], ["Is it a car?", "Is it a car?"], ["yes", "no"])]
-    two = predict(model, processor, asked)
-    metrics = quick_metrics(model, processor, asked, 4, two)
-    figures = dict.fromkeys(("balanced_accuracy", "balanced_accuracy_a", "accuracy"), 0.5)  # even for two questions
+    two = predict(model, processor, [asking(rows[0], ["Is it a car?", "Is it a car?"], ["yes", "no"])])
+    metrics = answer_metrics(two)
+    figures = dict.fromkeys(("balanced_accuracy", "balanced_accuracy_a"), 0.5)  # even for two questions
     figures["ece"] = pytest.approx(abs(two["p_yes"][0] - 0.5))
     assert {name: metrics[name] for name in figures} == figures and "exact_match" not in metrics
 
@@ -203,16 +201,15 @@ def test_the_script_writes_report_answers_thresholds_and_temperature(
     pd.testing.assert_frame_equal(found.fillna({"answer": ""}), answers.fillna({"answer": ""}), check_dtype=False)
 
     text, report = (output / "report.md").read_text(), json.loads((output / "report.json").read_text())
-    tables, without = report["tables"], predict(model, processor, rows, image=mean_image(rows, processor))
+    tables = report["tables"]
     assert report["datasets"] == [str(folder)] and report["images_by_source"] == dict.fromkeys(sorted(KINDS), 2)
     assert report["repeated"] == dict.fromkeys(sorted(KINDS), 2)  # the same images are in --train_dataset
     assert list(tables["yes_no_by_kind"]) == ["known", "unseen", "rendered"]
     for kind, row in tables["yes_no_by_kind"].items():
         chosen = (answers["kind"] == kind) & is_yes_no(answers)
-        assert row["accuracy"] == pytest.approx(answers[chosen]["is_right"].mean()) and row["questions"] == sum(chosen)
-        assert row["question ids"] == 1 and row["balanced accuracy"] is None  # too few to tell
-    for column, table in (("exact match", answers), ("mean image", without)):
-        assert tables["words_by_source"]["a"][column] == exact_match(table[table["source"] == "a"])
+        assert row["questions"] == sum(chosen) and row["balanced accuracy"] is None  # too few to tell
+        assert row["calibration error"] == pytest.approx(calibration_error(answers[chosen]))
+    assert tables["words_by_source"]["a"]["exact match"] == exact_match(answers[answers["source"] == "a"])
     assert tables["contradictions"] and tables["paraphrases"]
     assert headline(report) in capsys.readouterr().out
     assert all(f"| {name} |" in text for some in tables.values() for name in some)

@@ -89,7 +89,7 @@ def test_annotations_are_consistent(scenes):
             assert all(names <= item.attributes.keys() for item in scene.objects if item.category == category)
 
 
-@pytest.mark.parametrize("seed", [0, 2, 4])
+@pytest.mark.parametrize("seed", [0, 3, 4])
 def test_leaving_a_thing_out_changes_its_pixels_and_no_others(seed):
     plan = make_plan(seed)
     plan.light = replace(NOON, sun=0.0)

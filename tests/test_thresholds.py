@@ -41,8 +41,8 @@ def test_every_question_of_the_grammar_has_its_type():
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):
-    presence = Threshold(0.3, [0.2, 0.6], precision=0.8, recall=0.9, yes=50, no=60)
-    written, path = Thresholds(Threshold(0.5), {"presence": presence}, target_accuracy=0.9), tmp_path / "a.json"
+    presence = Threshold(0.3, [0.2, 0.6])
+    written, path = Thresholds(Threshold(0.5), {"presence": presence}), tmp_path / "a.json"
     path.write_text(json.dumps(asdict(written)))
     read = load_thresholds(path)
     assert read == written == pickle.loads(pickle.dumps(written))  # Ray sends it to other machines
@@ -70,7 +70,7 @@ def fit(yes: list[float], no: list[float], target_accuracy: float = 0.9) -> Thre
 
 
 def test_the_threshold_that_separates_answers_is_the_one_closest_to_one_half():
-    assert fit([0.9] * 20, [0.1] * 30) == Threshold(0.5, None, precision=1.0, recall=1.0, yes=20, no=30)
+    assert fit([0.9] * 20, [0.1] * 30) == Threshold(0.5)
     assert fit([0.9] * 20, [0.7] * 20).threshold == 0.71
     assert fit([0.3] * 20, [0.1] * 20).threshold == 0.3
 
@@ -82,18 +82,17 @@ def test_a_threshold_that_is_better_by_chance_is_not_taken():
     assert fit([0.9] * 9, [0.1] * 100) is fit([0.9] * 100, [0.1] * 9) is None
 
 
-def test_precision_recall_and_band_by_hand():
+def test_a_band_by_hand():
     """Half of the answers between 0.4 and 0.6 are wrong, all others are right."""
     yes, no = [0.9] * 60 + [0.55] * 20 + [0.45] * 20, [0.1] * 60 + [0.55] * 20 + [0.45] * 20
     fitted = fit(yes, no)
-    assert (fitted.threshold, fitted.precision, fitted.recall) == (0.5, 0.8, 0.8)
-    assert fitted.band == [0.45, 0.55]  # the smallest one that includes these answers
+    assert fitted == Threshold(0.5, [0.45, 0.55])  # the smallest band that includes these answers
     assert [fitted.is_unsure(p) for p in (0.44, 0.45, 0.55, 0.56)] == [False, True, True, False]
     assert fit(yes, no, target_accuracy=0.75).band is None
     assert fit(yes, no, target_accuracy=61 / 62).band == [0.45, 0.55]  # 60 right of 60 count as 61 of 62
     assert fit(yes, no, target_accuracy=0.99).band == [0.0, 1.0]
     one_sided = fit([0.9] * 30 + [0.6] * 10, [0.1] * 100 + [0.6] * 10)  # all answers no are right
-    assert (one_sided.band, one_sided.precision, one_sided.recall) == ([one_sided.threshold, 0.6], 0.8, 1.0)
+    assert one_sided.band == [one_sided.threshold, 0.6]
 
 
 def test_thresholds_are_fitted_by_the_words_of_the_questions():
@@ -104,7 +103,7 @@ def test_thresholds_are_fitted_by_the_words_of_the_questions():
     answers = pd.DataFrame(asked, columns=["question", "truth", "p_yes"])
     thresholds = fit_thresholds(answers)
     assert thresholds.question_types == {"presence": fit([0.4] * 20, [0.2] * 20)}
-    assert (thresholds.default.yes, thresholds.default.no, thresholds.target_accuracy) == (49, 49, 0.9)
+    assert thresholds.default == fit([0.4] * 20 + [0.9] * 29, [0.2] * 20 + [0.9] * 9 + [0.1] * 20)
     assert fit_thresholds(answers[-2:]) is None
 
 

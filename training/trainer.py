@@ -20,8 +20,8 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback
 
 from ..common.files import DataError, atomic_write, atomic_write_text
-from ..evaluation.predict import predict
-from ..evaluation.report import answer_metrics, quick_metrics
+from ..evaluation.predict import loss_metrics, predict
+from ..evaluation.report import answer_metrics
 from .options import TrainOptions
 
 
@@ -186,12 +186,11 @@ class TrafficTrainer(Trainer):
         if self.state.global_step == 0 and self.is_world_process_zero():
             with atomic_write(Path(self.args.output_dir) / BEFORE_FILE) as temporary:
                 answers.to_parquet(temporary)
-        if self.is_tower:
-            known = answer_metrics(answers)
-        else:
+        known = answer_metrics(answers)
+        if not self.is_tower:
             parts = self.model, self.processing_class, self.eval_dataset, self.args.per_device_eval_batch_size
             with self.accelerator.autocast():
-                known = quick_metrics(*parts, answers)
+                known |= loss_metrics(*parts)
         self.average.swap()
         best = (self.args.metric_for_best_model or "").removeprefix("eval_")
         if best and best not in known:
