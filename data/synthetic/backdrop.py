@@ -1,4 +1,4 @@
-"""Draws the ground, the sky with clouds, stars, and the skyline, which are behind all things."""
+"""Draws the ground, the sky with clouds and stars, and the skyline, which are behind all things."""
 
 import functools
 import math
@@ -38,8 +38,8 @@ def draw_backdrop(plan: Plan, size: int, rng: np.random.Generator) -> tuple[np.n
     if plan.skyline:
         x, y = np.array([(0.0, 0.0), *plan.skyline, (1.4, 0.0)]).T
         far = np.stack([(x - 0.65) * 1.2 * max(1.0, 1 / camera.focal[0]), y + math.tan(camera.pitch), np.ones_like(x)])
-        lit, hidden = light.on_ground(plan.skyline_color, 0.5), float(light.hidden(220.0))
-        color, kind = mix(lit, light.haze_color, 0.25 + hidden), BUILDING if plan.setting == "city" else OTHER
+        color, kind = ((112, 112, 116), BUILDING) if plan.setting == "city" else ((92, 112, 88), OTHER)
+        color = mix(light.on_ground(color, 0.5), light.haze_color, 0.25 + float(light.hidden(220.0)))
         cv2.fillPoly(canvas, [camera.pixels(far.T, side)], (*color, kind), cv2.LINE_8, 4)
     return canvas, crosswalks
 

@@ -95,7 +95,6 @@ def add_skyline(plan: Plan) -> None:
     dice, light, city = plan.dice, plan.light, plan.setting == "city"
     if light.weather not in ("clear", "cloudy") or light.time == "night" or dice.chance(0.15):
         return
-    plan.skyline_color = (112, 112, 116) if city else (92, 112, 88)
     x, level = 0.0, dice.uniform(0.01, 0.05)
     while x < 1.3:
         plan.skyline.append((x, level))

@@ -124,7 +124,6 @@ class Plan:
     patches: list[Patch] = field(default_factory=list)
     land: Color = (0, 0, 0)
     skyline: list[Point2] = field(default_factory=list)
-    skyline_color: Color = (0, 0, 0)
     marked: bool = False
     crosswalks: list[float] = field(default_factory=list)
     taken: list[tuple[float, float, float, float]] = field(default_factory=list)
