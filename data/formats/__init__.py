@@ -37,6 +37,8 @@ def read_source(folder: Folder, mapping: SourceMapping, split: str, problems: Pr
                 records += [record] if (record := scene.finish()) else []
             except Unusable as error:
                 problems.add(*error.args)
+            except Exception as error:  # values of other types raise almost anything
+                problems.add("bad record", where, f"{type(error).__name__}: {error}")
     except Unusable as error:  # a file that all images need
         problems.add(*error.args)
     if not records:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..scene import ATTRIBUTES, SCENE_ATTRIBUTES
 from .mapping import normalize
-from .reading import Unusable, to_number
+from .reading import to_number
 from .scene_builder import SceneBuilder
 from .split import ImageEntry, Split
 
@@ -18,18 +18,15 @@ def list_images(split: Split) -> Iterator[ImageEntry]:
 
 def add_labels(scene: SceneBuilder, frame: dict[str, Any]) -> None:
     """Add the scene attributes and boxes of one frame."""
-    labels, mapping = frame.get("labels") or [], scene.split.mapping
-    if not isinstance(labels, list):
-        raise Unusable("bad record", scene.where, "'labels' is not a list")
+    mapping = scene.split.mapping
     scene.scene_attributes |= _translate(scene, SCENE_ATTRIBUTES, frame, scene.where)
-    for i, label in enumerate(labels):
-        where, label = f"{scene.where}, label {i}", label if isinstance(label, dict) else {}
-        name = str(label.get("category"))
+    for i, label in enumerate(frame.get("labels") or []):
+        where, name, box = f"{scene.where}, label {i}", str(label.get("category")), label.get("box2d") or {}
         meaning = mapping.classes.get(normalize(name))
         attributed = mapping.attributed.get(meaning.category or "", ()) if meaning else ()
         attributes = _translate(scene, [key for key in ATTRIBUTES if key in attributed], label, where)
-        written = [_part(label, "box2d").get(key) for key in ("x1", "y1", "x2", "y2")]
-        marks = label | _part(label, "attributes")
+        written = [box.get(key) for key in ("x1", "y1", "x2", "y2")]
+        marks = label | (label.get("attributes") or {})
         scene.add(name, [to_number(value) for value in written], where, written, marks, attributes=attributes)
 
 
@@ -38,15 +35,10 @@ def _translate(scene: SceneBuilder, names: Iterable[str], entry: dict[str, Any],
     translated, values = {}, scene.split.mapping.values
     for name in filter(values.__contains__, names):
         key, words = values[name]["from"], values[name]["values"]
-        value = _part(entry, "attributes").get(key)
+        value = (entry.get("attributes") or {}).get(key)
         if value is not None and str(value) not in words:
             message = f"{key} is {value!r}, which the mapping does not list"
             scene.split.problems.add("unknown value", where, message)
         elif known := words.get(str(value)):
             translated[name] = known
     return translated
-
-
-def _part(entry: dict[str, Any], key: str) -> dict[str, Any]:
-    value = entry.get(key)
-    return value if isinstance(value, dict) else {}

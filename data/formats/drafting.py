@@ -7,16 +7,18 @@ import json
 import os
 import re
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from ...common.files import DataError, atomic_write_text
 from ...common.image_files import select_files
 from ..scene import CLASSES, LIGHT_STATES, classes_of
+from .coco import LISTS
 from .mapping import MAPPINGS, SourceMapping, normalize, parse_mapping
-from .reading import Folder, Unusable
+from .reading import Folder, Unusable, parse_lists
 from .split import index_files, plain_name, replace_last
 from .voc import parse_xml
 from .yolo import DATA_FILES, read_data
@@ -69,11 +71,11 @@ def draft_mapping(folder: Folder, path: Path) -> tuple[SourceMapping, str]:
 
 def match_classes(found: Found) -> dict[str, Any]:
     """The keys "classes", "exhaustive", "attributed" and "notes" of a mapping file, by the names of the classes."""
-    own, others = _known_names()
+    known, own = _known_names()
     keys = {name: normalize(name) for name in found.names}
-    meanings = {name: dict((own | others)[key]) for name, key in keys.items() if key in own or key in others}
-    everywhere = keys.values() if found.exhaustive is None else found.exhaustive
-    exhaustive = {own[key]["class"] for key in keys.values() if key in own and key in everywhere}
+    meanings = {name: dict(known[key]) for name, key in keys.items() if key in known}
+    everywhere = set(keys.values()) if found.exhaustive is None else found.exhaustive
+    exhaustive = {known[key]["class"] for key in own & everywhere & set(keys.values())}
     if found.is_stated:
         if {entry.get("state") for name, entry in meanings.items() if keys[name] in everywhere} >= set(LIGHT_STATES):
             exhaustive.add("traffic light")  # only with all states: "redlight" does not cover green lights
@@ -92,21 +94,23 @@ def match_classes(found: Found) -> dict[str, Any]:
     if unmatched := [name for name in found.names if name not in meanings]:
         unknown = "nothing is known to be absent from their images. Add them to 'classes', with a category or null."
         notes.append(f"No category for {', '.join(unmatched)}: {unknown}")
-    lights = [entry for entry in meanings.values() if entry["class"] == "traffic light"]
-    has_states = bool(lights) and all("state" in entry for entry in lights)
     classes = {name: entry if len(entry) > 1 else entry["class"] for name, entry in meanings.items()}
     content = {"classes": classes, "exhaustive": sorted(exhaustive), "notes": notes}
+    has_states = any("state" in entry for entry in meanings.values())
     return content | ({"attributed": {"traffic light": ["state"]}} if has_states else {})
 
 
 @cache
-def _known_names() -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Entries of a mapping by name from `normalize`: of our categories, and of lights and other classes of COCO."""
+def _known_names() -> tuple[dict[str, dict[str, Any]], Set[str]]:
+    """Entries of a mapping by name from `normalize`, and which of these names are of our categories.
+
+    The others are of lights in one state, and of classes of COCO.
+    """
     own = {normalize(form): {"class": name} for name, (one, many, _) in CLASSES.items() for form in (name, one, many)}
     coco = json.loads((MAPPINGS / "coco.json").read_text(encoding="utf-8"))["classes"]
     others = {normalize(name): entry if isinstance(entry, dict) else {"class": entry} for name, entry in coco.items()}
     lights = {f"{state}light": {"class": "traffic light", "state": state} for state in LIGHT_STATES}
-    return own, {name: entry for name, entry in (others | lights).items() if name not in own}
+    return others | lights | own, own.keys()
 
 
 def _find_yolo(folder: Folder) -> Found:
@@ -122,12 +126,9 @@ def _find_yolo(folder: Folder) -> Found:
         values = {_split_of(place): place.name for place in sorted(root.glob("obj_*_data"))}
     for split, value in values.items():
         # Roboflow writes "../train/images" for "train/images" next to data.yaml, others the path on their machine.
-        parts = PurePosixPath(plain_name(str(value))).parts
-        options = [Path(plain_name(str(data.get("path", ""))), *parts), *(Path(*parts[i:]) for i in range(len(parts)))]
-        places = [(root.resolve() / option).resolve() for option in options]
-        inside = [place for place in places if place.is_relative_to(root.resolve()) and place.is_dir()]
-        if inside:
-            images = inside[0].relative_to(root.resolve()).as_posix()
+        parts = [part for part in plain_name(str(value)).split("/") if part not in ("", ".", "..")]
+        ends = ("/".join(parts[start:]) for start in range(len(parts)))
+        if images := next((end for end in ends if (root / end).is_dir()), None):
             # Like Ultralytics: in place of the last folder "images", otherwise in the folder of the images.
             found.splits[split] = {"images": images, "labels": replace_last(images, "images", "labels")}
         else:
@@ -142,18 +143,15 @@ def _find_coco(folder: Folder) -> Found:
     # COCO itself also has files of captions and keypoints of the same images.
     for path in [path for path in files if path.name.startswith("instances_")] or files:
         try:
-            data = folder.read(root / path, json.load, keep=True)
-            names = {str(entry["id"]): str(entry["name"]) for entry in data["categories"]}
-            used = {str(label["category_id"]) for label in data["annotations"]}
-            used |= {str(key) for image in data["images"] for key in image.get("neg_category_ids") or ()}
-            listed = [str(image.get("file_name") or image.get("coco_url")) for image in data["images"]]
-            exhaustive = (data.get("info") or {}).get("exhaustive")
+            data = folder.read(root / path, partial(parse_lists, keys=LISTS), keep=True)
         except Unusable as error:
             found.notes.append(f"Left out: {error}.")
             continue
-        except (AttributeError, KeyError, TypeError) as error:
-            found.notes.append(f"Left out: {root / path}: it is JSON of another form: {error!r}.")
-            continue
+        names = {str(entry.get("id")): str(entry.get("name")) for entry in data["categories"]}
+        used = {str(label.get("category_id")) for label in data["annotations"]}
+        used |= {str(key) for image in data["images"] for key in image.get("neg_category_ids") or ()}
+        listed = [str(image.get("file_name") or image.get("coco_url")) for image in data["images"]]
+        exhaustive = (data.get("info") or {}).get("exhaustive")
         _add_split(found, folder, path, listed, {"annotations": path})
         found.names += [name for key, name in names.items() if key in used or name in (exhaustive or ())]
         stated.append(exhaustive is not None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...common.files import DataError
-from ..scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, classes_of, is_a
+from ..scene import CLASSES, classes_of, is_a
 from .reading import reason_of
 
 
@@ -88,17 +88,12 @@ def parse_mapping(raw: dict[str, Any]) -> SourceMapping:
     for split, layout in mapping.splits.items():
         if missing := LAYOUTS[mapping.format] - layout.keys():
             raise ValueError(f"split {split!r} does not name its {' and '.join(sorted(missing))}")
-    for scene_attributes in (mapping.scene_attributes, *mapping.scene_attributes_of.values()):
-        for name, value in scene_attributes.items():
-            _check(name, [value], SCENE_ATTRIBUTES.get(name, ()))
     classes = {
         normalize(name): _parse_class(name, entry, mapping.exhaustive) for name, entry in mapping.classes.items()
     }
     mapped = [name for name in CLASSES if any(meaning.category == name for meaning in classes.values())]
     _check("exhaustive", mapping.exhaustive, [name for name in CLASSES if any(is_a(one, name) for one in mapped)])
     _check("attributed", mapping.attributed, mapped)
-    for category, attributes in mapping.attributed.items():
-        _check(f"attributed of {category!r}", attributes, ATTRIBUTES)
     attributed = {category: frozenset(names) for category, names in mapping.attributed.items()}
     return replace(mapping, classes=classes, exhaustive=frozenset(mapping.exhaustive), attributed=attributed)
 
@@ -115,8 +110,6 @@ def _parse_class(name: str, entry: Any, exhaustive: Iterable[str]) -> ClassMappi
     members = [member for member in CLASSES if member in exhaustive and category in classes_of(member)[1:]]
     maybe = attributes.pop("maybe", members)
     _check(repr(name), maybe, CLASSES)
-    for attribute, value in attributes.items():
-        _check(f"{attribute} of {name!r}", [value], ATTRIBUTES.get(attribute, ()))
     own = frozenset(classes_of(category) if category else ())
     lost = own.union(*map(classes_of, maybe))
     return ClassMapping(category, attributes, frozenset(maybe), lost - own | set(maybe), lost)

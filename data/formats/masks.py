@@ -85,6 +85,4 @@ def _read(scene: SceneBuilder, path: Path) -> np.ndarray:
         if mask.shape[2] < 3 or (mask[..., :3] != mask[..., :1]).any():
             raise Unusable("bad mask", path, "the mask has colors in place of class ids")
         mask = mask[..., 0]
-    if not (np.isfinite(mask) & (mask == np.floor(mask))).all():
-        raise Unusable("bad mask", path, f"the mask has fractions in place of class ids, such as {mask.max():g}")
     return mask

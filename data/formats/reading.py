@@ -1,9 +1,10 @@
 """Files of a labeled folder: only those inside of it, each read once. What is wrong with one is an `Unusable`."""
 
 import io
+import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -84,6 +85,16 @@ def parse_text(file: BinaryIO) -> str:
 def split_lines(text: str) -> list[tuple[int, str]]:
     """(number, line) of each line that is not blank. Only \\n and \\r end one: a JSON text may hold U+2028."""
     return [(i, line.strip()) for i, line in enumerate(io.StringIO(text, newline=None), start=1) if line.strip()]
+
+
+def parse_lists(file: BinaryIO, keys: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """The lists of JSON objects in a JSON file; a file that is a list is the first one. Others are a ValueError."""
+    data = json.load(file)
+    data = {keys[0]: data} if isinstance(data, list) else data
+    lists = [data.get(key) for key in keys] if isinstance(data, dict) else [None]
+    if not all(isinstance(one, list) and all(isinstance(entry, dict) for entry in one) for one in lists):
+        raise ValueError(f"it is not a JSON object with the lists {', '.join(keys)} of objects")
+    return data
 
 
 def to_number(value: Any) -> float:

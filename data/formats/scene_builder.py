@@ -48,7 +48,6 @@ class SceneBuilder:
     scale: tuple[float, float] = (1.0, 1.0)  # from the units of the boxes to pixels of the image file
     group: str = ""  # camera or drive
     objects: list[SceneObject] = field(default_factory=list)
-    seen: set[Any] = field(default_factory=set)  # objects so far, to find labels that are listed twice
     uncertain: set[str] = field(default_factory=set)
     num_labels: int = 0  # including those of ignored classes
     scene_attributes: dict[str, str] = field(default_factory=dict)  # in addition to those of the mapping
@@ -115,12 +114,10 @@ class SceneBuilder:
         fields["attributes"] = meaning.attributes | fields.get("attributes", {})
         fields["is_instance"] = yes.isdisjoint(REGIONS)
         item = SceneObject(meaning.category, clipped, **fields)
-        key = (item.category, item.box, item.is_instance, *sorted(item.attributes.items()))
-        if key in self.seen:
+        if item in self.objects:
             message = f"box {written} of {name!r} is listed twice, and counted once"
             self.split.problems.add("label listed twice", where, message, expected=True)
         else:
-            self.seen.add(key)
             self.objects.append(item)
 
     def clip(self, box: Sequence[float]) -> tuple[Box, float, str]:

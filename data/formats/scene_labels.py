@@ -7,14 +7,14 @@ Null is unknown. A category in neither list is absent; objects below about 1 % o
 Counts may be left out; 7 is more than 6, and a category that is present without a count was not counted.
 """
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..scene import CLASSES, PRESENCE_ONLY, TABLES, Scene, classes_of
-from .reading import Folder
-from .split import Problems, plain_name
+from .split import Problems, plain_name, read_json_lines
 
 
 _FIELDS = TABLES["scene_labels"]["fields"]
@@ -28,9 +28,9 @@ CLASS_OF: dict[str, str] = TABLES["scene_labels"]["classes"]  # of categories of
 
 @dataclass(frozen=True)
 class SceneLabels:
-    """The scene labels of one image."""
+    """The scene labels of one image; categories are named as our classes."""
 
-    values: dict[str, str]  # of SCENE_VALUES, without unknown ones; "none" where no road or place is in view
+    scene_attributes: dict[str, str]  # without unknown ones
     present: frozenset[str]  # categories that are visible
     unsure: frozenset[str]  # categories that may be visible
     asked: frozenset[str]  # all categories that the annotators checked; those in neither of the two are absent
@@ -39,24 +39,29 @@ class SceneLabels:
 
 def read_scene_labels(path: Path, problems: Problems) -> Iterator[tuple[str, SceneLabels]]:
     """Yield (image path as `plain_name` gives it, labels) for each line of a file. Invalid lines are `problems`."""
-    asked = frozenset(SEEN) | (frozenset(SEEN_BY_DRIVERS) if path.stem == "bdd100k" else frozenset())
-    for where, line in Folder(path.parent).lines(path):
-        try:
-            entry = json.loads(line)
-            values = {name: entry[name] for name in SCENE_VALUES if entry.get(name) is not None}
-            for name, value in values.items():
-                allowed = (*SCENE_VALUES[name], "none") if name in ("road", "place") else SCENE_VALUES[name]
-                if value not in allowed:
-                    raise ValueError(f"{name} is {value!r}, expected null or one of {', '.join(allowed)}")
-            present, unsure = frozenset(entry["present"]), frozenset(entry["unsure"])
-            if unknown := sorted((present | unsure) - asked):
-                raise ValueError(f"unknown categories {unknown}; expected some of {', '.join(sorted(asked))}")
-            counts = entry.get("counts", {})
-            if wrong := {name: n for name, n in counts.items() if name not in present or type(n) is not int or n < 1}:
-                raise ValueError(f"counts must be positive whole numbers of present categories, got {wrong}")
-            yield plain_name(str(entry["image"])), SceneLabels(values, present, unsure, asked, counts)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            problems.add("bad scene label", where, f"{type(error).__name__}: {error}")
+    asked = _classes((*SEEN, *SEEN_BY_DRIVERS) if path.stem == "bdd100k" else SEEN)
+    for _, labels in read_json_lines(path, partial(_parse_labels, asked=asked), problems, "bad scene label"):
+        yield labels
+
+
+def _parse_labels(entry: dict[str, Any], asked: frozenset[str]) -> tuple[str, SceneLabels]:
+    scene_attributes: dict[str, str] = {}
+    for field, (name, values) in SCENE_ATTRIBUTE_OF.items():
+        value = entry.get(field)
+        if value in values:
+            scene_attributes[name] = values[value]
+        elif value not in (None, "none"):  # no road or place is in view
+            raise ValueError(f"{field} is {value!r}, expected null or one of {', '.join(values)}")
+    present, unsure, counts = _classes(entry["present"]), _classes(entry["unsure"]), entry.get("counts", {})
+    if unknown := sorted((present | unsure) - asked):
+        raise ValueError(f"unknown categories {unknown}; expected some of {', '.join(sorted(asked))}")
+    if wrong := {name: n for name, n in counts.items() if name not in present or type(n) is not int or n < 1}:
+        raise ValueError(f"counts must be positive whole numbers of present categories, got {wrong}")
+    return plain_name(str(entry["image"])), SceneLabels(scene_attributes, present, unsure, asked, counts)
+
+
+def _classes(categories: Iterable[str]) -> frozenset[str]:
+    return frozenset(CLASS_OF.get(name, name) for name in categories)
 
 
 def with_scene_labels(scene: Scene, labels: SceneLabels) -> Scene:
@@ -64,32 +69,17 @@ def with_scene_labels(scene: Scene, labels: SceneLabels) -> Scene:
 
     They say no only if nobody saw one by looking either: boxes often leave out far and parked objects.
     """
-    attributes = dict(scene.scene_attributes)
-    for name, value in labels.values.items():
-        attribute, values = SCENE_ATTRIBUTE_OF[name]
-        attributes |= {attribute: values[value]} if value != "none" else {}
-    presence = {
-        CLASS_OF.get(name, name): name in labels.present
-        for name in sorted(labels.asked - labels.unsure)
-        if CLASS_OF.get(name, name) in CLASSES.keys() | PRESENCE_ONLY
-    }
-    if labels.asked >= VEHICLES and not VEHICLES & (labels.present | labels.unsure):
-        presence["vehicle"] = False
-    elif VEHICLES & labels.present:
-        presence["vehicle"] = True
+    present, maybe = labels.present, labels.present | labels.unsure
+    known = sorted((labels.asked - labels.unsure) & (CLASSES.keys() | PRESENCE_ONLY))
+    presence, counts = {name: name in present for name in known}, labels.counts
+    vehicles = VEHICLES & maybe
+    if VEHICLES & present or not vehicles:
+        presence["vehicle"] = bool(vehicles)
+    if vehicles and vehicles <= counts.keys():  # all of them were counted
+        counts = counts | {"vehicle": sum(counts[name] for name in vehicles)}
     boxed = {name for item in scene.objects for name in classes_of(item.category)}
-    seen = {CLASS_OF.get(name, name) for name in labels.present | labels.unsure} & CLASSES.keys()
-    seen = {name for one in seen for name in classes_of(one)}
+    seen = {name for one in maybe & CLASSES.keys() for name in classes_of(one)}
     exhaustive = scene.exhaustive - (seen - boxed)
     presence = {name: is_present for name, is_present in presence.items() if name not in exhaustive | boxed}
-    return replace(
-        scene, exhaustive=exhaustive, scene_attributes=attributes, presence=presence, counts=_counts_of(labels)
-    )
-
-
-def _counts_of(labels: SceneLabels) -> dict[str, int]:
-    """The number of objects of each class that was counted, and of all vehicles if each of them was."""
-    vehicles = VEHICLES & (labels.present | labels.unsure)
-    if not vehicles or not vehicles <= labels.counts.keys():
-        return labels.counts
-    return labels.counts | {"vehicle": sum(labels.counts[name] for name in vehicles)}
+    attributes = scene.scene_attributes | labels.scene_attributes
+    return replace(scene, exhaustive=exhaustive, scene_attributes=attributes, presence=presence, counts=counts)

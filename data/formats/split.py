@@ -4,19 +4,19 @@ import json
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...common.image_files import IMAGE_SUFFIXES, select_files
 from .mapping import SourceMapping
-from .reading import Folder, Unusable
+from .reading import Folder, parse_lists
 
 
 ANNOTATIONS = (".txt", ".xml", ".json", ".jsonl", ".yaml", ".yml", ".csv")  # nobody takes them for images
-FOLDERS = ("labels", "annotations", "masks")  # of a split, besides "images"
 ImageEntry = tuple[str, str, Any]  # path below the image folder; file and record, for messages; annotation
 Entry = tuple[str, dict[str, Any]]  # file and record, for messages; JSON object
 
@@ -38,6 +38,17 @@ class Problems:
         self.expected |= {kind} if expected else set()
 
 
+def read_json_lines(
+    path: Path, parse: Callable[[dict[str, Any]], Any], problems: Problems, kind: str
+) -> Iterator[tuple[str, Any]]:
+    """Yield (file:line, `parse` of the JSON object) for each line of a file. Invalid lines are `problems`."""
+    for where, line in Folder(path.parent).lines(path):
+        try:
+            yield where, parse(json.loads(line))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            problems.add(kind, where, f"{type(error).__name__}: {error}")
+
+
 class Split:
     """One split of a labeled folder. All methods raise `Unusable` for a file that cannot be read.
 
@@ -49,43 +60,27 @@ class Split:
     def __init__(self, folder: Folder, mapping: SourceMapping, name: str, problems: Problems):
         self.folder, self.mapping, self.problems, self.layout = folder, mapping, problems, mapping.splits[name]
         self.paths = {key: folder.root / value for key, value in self.layout.items() if isinstance(value, str)}
-        images = self.paths["images"]
-        below = tuple(os.path.relpath(self.paths[key], images) + "/" for key in FOLDERS if key in self.paths)
-        files = [name for name in folder.files(images) if not name.startswith(below)]
-        names, note = select_files(name for name in files if not name.lower().endswith(ANNOTATIONS))
+        files = [name for name in folder.files(self.paths["images"]) if not name.lower().endswith(ANNOTATIONS)]
+        names, note = select_files(files)
         if note:
-            problems.add("files left out", images, note, expected=True)
+            problems.add("files left out", self.paths["images"], note, expected=True)
         self.images = index_files(names)
-        listed = set[str]() if "list" in self.paths else set(names)
-        for where, line in folder.lines(self.paths["list"]) if "list" in self.paths else ():
-            # VOC adds a column to the name. A path may have spaces.
-            found = find_by_name(self.images, line) or find_by_name(self.images, line.split()[0])
-            if not found:
-                problems.add("missing image", where, f"image {line!r} is missing in {images}")
-            listed.update(found)
-        patterns = self.layout.get("only", ["*"]), self.layout.get("except", [])
-        self.selected = set[str]()
-        for stem, found in self.images.items():
-            is_included, is_excluded = (any(fnmatchcase(stem, one) for one in part) for part in patterns)
-            if is_included and not is_excluded:
-                self.selected |= listed.intersection(found)
+        only, excepted = self.layout.get("only", ["*"]), self.layout.get("except", [])
+        stems = set(self.images)
+        if "list" in self.paths:  # VOC adds a column to the names
+            stems &= {line.split()[0] for _, line in folder.lines(self.paths["list"])}
+        stems = {stem for stem in stems if any(fnmatchcase(stem, one) for one in only)}
+        stems -= {stem for stem in stems if any(fnmatchcase(stem, one) for one in excepted)}
+        self.selected = {name for stem in stems for name in self.images[stem]}
 
     def records(self, file: str, *keys: str) -> list[list[Entry]]:
-        """The objects of each list `keys` of a JSON file. A file that is a list is the first list."""
+        """The objects of each list `keys` of a JSON file."""
         path = self.paths[file]
-        data = self.folder.read(path, json.load)
-        data = {keys[0]: data} if isinstance(data, list) else data
-        if not (isinstance(data, dict) and all(isinstance(data.get(key), list) for key in keys)):
-            raise Unusable("bad file", path, f"is not a JSON object with the lists {', '.join(keys)}")
-        found: dict[str, list[Entry]] = {key: [] for key in keys}
-        for key, entries in found.items():
-            for i, entry in enumerate(data[key]):
-                if isinstance(entry, dict):
-                    known = entry.get("id", entry.get("name"))
-                    entries.append((f"{path}: {key}[{i}]" + ("" if known is None else f" ({known})"), entry))
-                else:
-                    self.problems.add("bad record", f"{path}: {key}[{i}]", "is not a JSON object")
-        return list(found.values())
+        lists = self.folder.read(path, partial(parse_lists, keys=keys))
+        return [
+            [(f"{path}: {key}[{i}] ({one.get('id', one.get('name'))})", one) for i, one in enumerate(lists[key])]
+            for key in keys
+        ]
 
     def by_name(self, entries: Sequence[ImageEntry]) -> Iterator[ImageEntry]:
         """Yield entries whose image name has been resolved to a file; a problem if it is none, several, or used twice.

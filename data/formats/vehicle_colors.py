@@ -5,15 +5,14 @@
 The box is in fractions of the image. "gray" includes silver. A vehicle of several colors is "mixed": it has no color.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ...locating_traffic_vlm import overlap
-from ..scene import ATTRIBUTES, CLASSES, Scene, is_a
-from .reading import Folder
-from .split import Problems, plain_name
+from ..scene import Scene
+from .split import Problems, plain_name, read_json_lines
 
 
 MIXED = "mixed"
@@ -32,27 +31,20 @@ class VehicleColor:
 
 def read_vehicle_colors(path: Path, problems: Problems) -> Iterator[tuple[str, VehicleColor]]:
     """Yield (file:line, label) for each line of a file. Invalid lines are `problems`."""
-    colors = (*ATTRIBUTES["color"], MIXED)
-    for where, line in Folder(path.parent).lines(path):
-        try:
-            entry = json.loads(line)
-            category, color = entry["class"], entry["color"]
-            left, top, width, height = map(float, entry["box"])
-            if category not in CLASSES or not is_a(category, "vehicle"):
-                raise ValueError(f"class is {category!r}, expected vehicle or one of its subclasses")
-            if color not in colors:
-                raise ValueError(f"color is {color!r}, expected one of {', '.join(colors)}")
-            box = (left, top, left + width, top + height)
-            yield where, VehicleColor(plain_name(str(entry["image"])), category, box, color)
-        except (ValueError, KeyError, TypeError) as error:
-            problems.add("bad vehicle color", where, f"{type(error).__name__}: {error}")
+    yield from read_json_lines(path, _parse_color, problems, "bad vehicle color")
+
+
+def _parse_color(entry: dict[str, Any]) -> VehicleColor:
+    left, top, width, height = map(float, entry["box"])
+    box = (left, top, left + width, top + height)
+    return VehicleColor(plain_name(str(entry["image"])), entry["class"], box, entry["color"])
 
 
 def with_vehicle_color(scene: Scene, label: VehicleColor) -> Scene:
     """The scene with the color of the object that has the label's class and box.
 
     Raises:
-        ValueError: no object has them.
+        ValueError: no object has them, or the color is unknown.
     """
     sides = (scene.width, scene.height) * 2
     box = [fraction * side for fraction, side in zip(label.box, sides)]

@@ -46,7 +46,7 @@ def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[str, Any]]) -> 
         if not class_id.is_integer() or len(numbers) < 4:
             scene.reject("bad record", where, f"{line[:80]!r} is not a class id with a box or an outline")
             continue
-        box, wrong = box_of(list(map(to_number, numbers)), data.get("keypoints", 0))
+        box, wrong = box_of(list(map(to_number, numbers)), data["keypoints"])
         scene.add(data["names"].get(int(class_id), f"id {class_id:g}"), box, where, line[:80], wrong=wrong)
 
 
@@ -67,11 +67,10 @@ def _parse_data(file: BinaryIO, is_yaml: bool) -> dict[str, Any]:
     names = dict(enumerate(written)) if isinstance(written, list) else written
     if not names or not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise ValueError(f"names must be a list, or {{id: name}}, got {written!r}")
-    found = {int(class_id): name.strip() for class_id, name in names.items() if name.strip()}
-    if not (shape := data.get("kpt_shape")):
-        return data | {"names": found}
+    shape = data.get("kpt_shape", [0, 0])
     if not isinstance(shape, list) or len(shape) != 2:
         raise ValueError(f"kpt_shape must be [number of keypoints, 2 or 3], got {shape!r}")
+    found = {int(class_id): name.strip() for class_id, name in names.items() if name.strip()}
     return data | {"names": found, "keypoints": int(shape[0]) * int(shape[1])}
 
 
@@ -84,12 +83,10 @@ def box_of(values: list[float], keypoints: int) -> tuple[Box, str]:
     if not fits:
         needed = f"4 + {keypoints}, by kpt_shape" if keypoints else "an even count for an outline without kpt_shape"
         return UNREADABLE, f"has {count} numbers; it needs 4 for a box, or {needed} of data.yaml"
-    is_box = bool(keypoints) or count == 4
-    low, high = (-2, 2) if is_box else (-0.5, 1.5)  # corners of an oriented box may lie outside
-    values = values[:4] if is_box else values
-    if min(values) < low or max(values) > high:
+    x, y, width, height = values[:4]
+    box = x - width / 2, y - height / 2, x + width / 2, y + height / 2
+    if count > 4 and not keypoints:
+        box = min(values[::2]), min(values[1::2]), max(values[::2]), max(values[1::2])
+    if min(box) < -0.5 or max(box) > 1.5:  # corners of an oriented box may lie outside
         return UNREADABLE, "is not in fractions of the image, 0 to 1"
-    if not is_box:
-        return (min(values[::2]), min(values[1::2]), max(values[::2]), max(values[1::2])), ""
-    x, y, width, height = values
-    return (x - width / 2, y - height / 2, x + width / 2, y + height / 2), ""
+    return box, ""
