@@ -78,10 +78,9 @@ ADVICE = {
     "--scene_labels",
     "unknown class": "add the class under 'classes' of the mapping, with a category or null",
     "missing image": "correct 'images' of the split in the mapping",
-    "image without annotation": "an image without objects needs an empty annotation file",
+    "image without annotation": "an image without objects needs an empty label file, or an entry in that of its split",
     "unlabeled image": "if these images have no objects, remove 'unlabeled' from the mapping",
-    "bad box": "boxes of YOLO are center and size, boxes of COCO are left, top, width and height",
-    "image not listed": "if these images are of the split, add them to its annotation file",
+    "bad box": "boxes of YOLO are center and size in fractions, boxes of COCO left, top, width and height in pixels",
 }
 JPEG_QUALITY = 92  # of synthetic images: about 20 kB each, without visible artifacts
 # The id differs for every dataset: `load_dataset` may load another folder of the same name from its cache otherwise.

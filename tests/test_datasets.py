@@ -132,11 +132,12 @@ def test_sources_are_mixed_and_problems_are_counted(mine, tmp_path):
     Image.new("RGB", (80, 60)).save(mine / "train" / "of_another_split.png")
     report = make(tmp_path / "out", source=[mapped(mine), "synthetic"], num_images=4)
     assert report["sources"] == {"mine": 2, "synthetic": 4} and report["skipped"] == {"unreadable image": 1}
-    assert report["left_out"] == {"image not listed": 1}
+    assert report["left_out"] == {"image without annotation": 1}
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
     assert "1.png: the image cannot be read" in report["messages"][-1]
     assert report["advice"] == [
-        "image not listed (1): if these images are of the split, add them to its annotation file"
+        "image without annotation (1): an image without objects needs an empty label file, or an entry in that of its "
+        "split"
     ]
 
 
@@ -258,7 +259,7 @@ def test_colors_of_vehicles_are_those_of_their_boxes(mine, tmp_path):
     report = make(tmp_path / "out", source=[mapped(mine)], vehicle_colors=path)
     assert report["images"] == made["images"]
     colors = {name: count for name, count in report["skipped"].items() if "vehicle color" in name}
-    assert colors == {"bad vehicle color": 4, "vehicle color without box": 2}
+    assert colors == {"bad vehicle color": 2, "vehicle color without box": 4}
     assert report["left_out"]["vehicle color without image"] == 1
     named = [one for one in Scene.from_json(load(tmp_path / "out")[0]["scene"]).objects if one.is_largest]
     assert named == [replace(item, attributes=item.attributes | {"color": "red"}, is_largest=True)]

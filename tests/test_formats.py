@@ -166,7 +166,7 @@ READ = [
         ({"neg_category_ids": [1], "not_exhaustive_category_ids": []}, {"motorcycle", "vehicle"}),
         ({"not_exhaustive_category_ids": [0]}, {"car", "vehicle", "motorcycle", "pedestrian"}),
     ]],
-    *[case("coco", {"labels.json": named(a), f"images/{b}": SIZE}, CAR, problem="image not listed")
+    *[case("coco", {"labels.json": named(a), f"images/{b}": SIZE}, CAR, problem="image without annotation")
       for a, b in [("b.png", "b.PNG"), (NFC, f"{NFD}.jpg"), ("a.JPG", "a.png")]],
     *[case("coco", {"labels.json": coco(("Car", {"bbox": BOX, "iscrowd": a}))}, CAR) for a in ("0", "false", None)],
     *[case("coco", {"labels.json": coco(("Car", {"bbox": BOX, key: a}))}, CROWD)
@@ -311,7 +311,7 @@ BAD_INPUT = [
       for name in ("b\\c.jpg", "../secret.jpg", "/etc/hosts")],
     bad("coco", {"labels.json": named("a.bmp"), "images/a.png": SIZE}, "two files of one name",
         "image 'a.bmp' may be a.jpg or a.png in"),
-    bad("coco", {"images/a.jpg": b"no image"}, "corrupt image", "a.jpg: image cannot be opened"),
+    bad("coco", {"images/a.jpg": b"no image"}, "bad file", "a.jpg: cannot be read: cannot identify image"),
     bad("coco", {"images/a.jpg": (140, 280)}, "image size", "is 140 × 280, its annotation is for 280 × 140"),
     *[bad("coco", {"labels.json": coco(("Car", box))}, "bad box", f"[0] (10): box {message}", CARS)
       for box, message in [
@@ -326,36 +326,36 @@ BAD_INPUT = [
         "annotations[0] (10): class 'hovercraft' is not in the mapping of 'test'", EVERYTHING),
     bad("coco", {"labels.json": coco(("Car", {"image_id": 99}))}, "annotation without image",
         "annotations[0] (10): there is no image 99", EVERYTHING),  # no label at all belongs to an image
-    *[bad("coco", {"labels.json": coco(("Car", BOX), ("man", {"image_id": key}))}, "annotation without image",
-          "(11): there is", lost)
-      for key, lost in [(99, ()), (None, EVERYTHING)]],  # 99: an image that was left out
+    bad("coco", {"labels.json": coco(("Car", BOX), ("man", {"image_id": 99}))}, "annotation without image",
+        "(11): there is no image 99", ()),  # an image that was left out
     # Each of two entries of an image may lack the labels of the other.
     *[bad("coco", {"labels.json": coco(images=[{"id": i, "file_name": "a.jpg"} for i in ids])}, "bad record", message,
           count=2)
       for ids, message in [((1, 2), "[0] (1): image a.jpg is listed 2 times"), ((1, "1"), "[0] (1): another image")]],
-    *[bad("coco", {"labels.json": text}, "bad file", "labels.json: ")
+    *[bad("coco", {"labels.json": text}, "bad file", "labels.json: cannot be read: ")
       for text in ("{", "[]", '{"images": {}, "annotations": 1, "categories": 2}', "{}".encode("utf-16-le"))],
-    bad("coco", {"labels.json": coco(images=[3])}, "bad record", "images[0]: is not a JSON object"),
+    bad("coco", {"labels.json": coco(images=[3])}, "bad file", "it is not a JSON object with the lists categories, i"),
+    bad("coco", {"labels.json": coco(("Car", [1, 2, 3]))}, "bad record", "images[0] (7): ValueError: not enough"),
     *[bad(format, {"labels/a.txt": f"\n{row}\n"}, "bad record", f"labels/a.txt:2: {row!r} is not a", EVERYTHING)
       for format, row in [
         ("yolo", "Car 0.5 0.5 1 1"),
         ("yolo", "0,0.5,0.5,1,1"),
+        ("yolo", "0 x 1 2 3"),
+        ("yolo", "0 0,5 0,5 1 1"),
+        ("yolo", "0 0.5 0.5 0.2 0.2 0.9"),
         ("kitti", "Car 0 x 0 0 0 280 140"),
         ("kitti", "Car 0 0 0 1 2 nan 4"),
         ("kitti", "0 7 Car 0 0 0 1 2 3 4"),  # with frame and track, as KITTI's tracking labels
     ]],
     *[bad("yolo", {"labels/a.txt": row}, "bad box", f"labels/a.txt:1: box {row} of 'Car' {message}", CARS)
       for row, message in [
-        ("0 x 1 2 3", "is not four numbers"),
-        ("0 0,5 0,5 1 1", "is not four numbers with decimal points"),
-        ("0 140 70 20 30", "is not in fractions of the image"),
-        ("0 100 50 150 50 150 90", "is not in fractions of the image"),
-        ("0 0.5 0.5 0.2 0.2 0.9", "has 5 numbers; it needs 4 for a box, or an even count for an outline without"),
-        ("0 0.5 0.5 0.2 0.2 0.9 12", "is not in fractions of the image"),  # a confidence and the id of a track
+        ("0 140 70 20 30", "lies to 100% outside"),
+        ("0 100 50 150 50 150 90", "lies to 100% outside"),
+        ("0 0.5 0.5 0.2 0.2 0.9 12", "lies to 93% outside"),  # a confidence and the id of a track
     ]],
     bad("yolo", {"labels/a.txt": "0 0.5 0.5 1 1 0.5 0.5", "data.yaml": "names: [Car]\nkpt_shape: [2, 2]"},
-        "bad box", "has 6 numbers; it needs 4 for a box, or 4 + 4, by kpt_shape of data.yaml", CARS),
-    *[bad("yolo", {"data.yaml": text}, "bad file", "data.yaml: class names cannot be read: ")
+        "bad record", "is not a class id and 4 numbers of a box, or 4 + 4, by kpt_shape of data.yaml", EVERYTHING),
+    *[bad("yolo", {"data.yaml": text}, "bad file", "data.yaml: cannot be read: ")
       for text in ("", "names: [", "names: {x: A}")],
     *[bad("yolo", {"data.yaml": f"names: {text}"}, "bad file", f"names must be a list, or {{id: name}}, got {got}")
       for text, got in [("car", "'car'"), ("[[car]]", "[['car']]"), ("{0: [car]}", "{'0': ['car']}")]],
@@ -368,14 +368,11 @@ BAD_INPUT = [
         (1, {"classes.txt": "Car\n\nred light\n\n"}, "id 1"),  # an id without a name is no class; others keep theirs
     ]],
     bad("yolo", {"labels/b.txt": ""}, "annotation without image", "labels/b.txt: has no image in", ()),
-    *[bad(format, files, "two files of one name", f"{message} differ only in the suffix")
-      for format, files, message in [
-        ("yolo", {"images/a.png": SIZE}, "images: a.jpg and a.png"),
-        ("voc", {"images/a.JPG": SIZE}, "images: a.JPG and a.jpg"),
-        ("kitti", {"labels/a.TXT": ""}, "labels: a.TXT and a.txt"),
-        ("masks", {"masks/a.tif": MASK}, "masks: a.png and a.tif"),
-    ]],
-    bad("kitti", {"images/b.png": SIZE}, "image without annotation", "images/b.png: has no annotation in", ()),
+    *[bad(format, {f"images/{name}": SIZE}, "two files of one name", f"image 'a' may be {names} in")
+      for format, name, names in [("yolo", "a.png", "a.jpg or a.png"), ("voc", "a.JPG", "a.JPG or a.jpg")]],
+    *[bad(format, {name: content}, "bad record", f"{name}: image a.jpg is listed 2 times", count=2)
+      for format, name, content in [("kitti", "labels/a.TXT", ""), ("yolo", "labels/a.TXT", "")]],
+    bad("kitti", {"images/b.png": SIZE}, "image without annotation", "images without annotation: 1, such as b", ()),
     bad("kitti", {"labels/a.txt": b"\xff\xfe\xff"}, "bad file", "labels/a.txt: cannot be read"),
     bad("voc", {"annotations/a.xml": "<annotation>"}, "bad file", "a.xml: cannot be read: no element"),
     bad("voc", {"annotations/a.xml": "<annotations/>"}, "bad file", "its root is <annotations>, not <annotation> of"),
@@ -386,16 +383,14 @@ BAD_INPUT = [
     bad("bdd100k", {"labels.json": [frame(name="./a.jpg"), frame(bdd("Car", *BOX))]}, "bad record",
         "(./a.jpg): image a.jpg is listed 2 times", count=2),
     bad("bdd100k", {"labels.json": [frame(attributes={"weather": 3})]}, "unknown value", "(a.jpg): weather is 3", ()),
-    bad("bdd100k", {"labels.json": [frame(labels=3)]}, "bad record", "[0] (a.jpg): 'labels' is not a list"),
-    bad("bdd100k", {"labels.json": [frame(4)]}, "unknown class 'None'", "(a.jpg), label 0: class", EVERYTHING),
+    bad("bdd100k", {"labels.json": [frame(labels=3)]}, "bad record", "[0] (a.jpg): TypeError: 'int' object is not it"),
+    bad("bdd100k", {"labels.json": [frame({})]}, "unknown class 'None'", "(a.jpg), label 0: class", EVERYTHING),
     bad("bdd100k", {"labels.json": "[1, }"}, "bad file", "labels.json: cannot be read: Expecting value"),
     bad("masks", {"masks/a.png": np.zeros((70, 140), np.uint8)}, "image size", "the mask is 140 × 70"),
     bad("masks", {"masks/a.png": Image.new("RGB", SIZE, "red")}, "bad mask", "has colors in"),
-    *[bad("masks", {"masks/a.tif": Image.new("F", SIZE, a), "masks/a.png": None}, "bad mask", f"such as {a}")
-      for a in (0.5, float("inf"))],
     *[bad("masks", {"masks/a.png": np.full((140, 280), a, np.uint8)}, f"unknown class 'id {a}'", "a.png: class",
           EVERYTHING) for a in (9, 255)],
-    bad("masks", {"masks/a.png": b"\x89PNG\r\n"}, "corrupt image", "a.png: mask cannot be decoded"),
+    bad("masks", {"masks/a.png": b"\x89PNG\r\n"}, "bad file", "a.png: cannot be read: cannot identify image"),
 ]  # fmt: skip
 
 
@@ -404,8 +399,9 @@ def test_bad_input(tmp_path, format, files, kind, count, message, uncertain):
     mapping = source(tmp_path, format)
     write(tmp_path, files)
     records, problems = read(tmp_path, mapping)
-    problems.counts.pop("image not listed", None)
-    assert problems.counts == {kind: count} | ({"empty source": 1} if uncertain is None else {})
+    others = ("image without annotation", "empty source")
+    assert {name: n for name, n in problems.counts.items() if name == kind or name not in others} == {kind: count}
+    assert ("empty source" in problems.counts) == (uncertain is None)
     assert message in problems.messages[0]
     exhaustive = [record.scene.exhaustive for record in records]
     assert exhaustive == ([] if uncertain is None else [EXHAUSTIVE - set(uncertain)])
@@ -416,12 +412,6 @@ def test_a_lost_light_makes_lights_and_their_states_uncertain(tmp_path):
     keys = {"exhaustive": ["traffic light"], "attributed": {"traffic light": ["state"]}}
     [record], problems = read(tmp_path, source(tmp_path, "coco", files, **keys))
     assert problems.counts == {"bad box": 1} and not record.scene.exhaustive and not record.scene.attributed
-
-
-def test_two_names_of_one_class_id_are_an_error(tmp_path):
-    same = coco(categories=[{"id": 1, "name": "Car"}, {"id": "1", "name": "man"}])
-    with pytest.raises(DataError, match=r"categories\[1\] \(1\): categories 'Car' and 'man' have the same id 1"):
-        read(tmp_path / "coco", source(tmp_path / "coco", "coco", {"labels.json": same}))
 
 
 def test_files_outside_of_the_source_are_not_read(tmp_path):
@@ -496,7 +486,6 @@ CLASSES_YAML = BOM + b"names: [Car, man]\n"
 @pytest.mark.parametrize(
     ("files", "found"),
     [
-        (PAIRS | {"data.yaml": CLASSES_YAML + b"path: /content/set\ntrain: b/images"}, "b/images/2.jpg"),
         (PAIRS | {"data.yaml": CLASSES_YAML + b"train: C:\\set\\b\\images"}, "b/images/2.jpg"),
         (PAIRS | {"data.yaml": CLASSES_YAML + b"train: ../b/images"}, "b/images/2.jpg"),
         (PAIRS | {"data.yaml": CLASSES_YAML + b"train: b"}, "b/images/2.jpg"),
@@ -511,7 +500,7 @@ CLASSES_YAML = BOM + b"names: [Car, man]\n"
 def test_the_images_of_a_draft_are_found(tmp_path, files, found):
     [record], problems = read(tmp_path, draft(tmp_path, files))
     assert record.scene.image_id == found and record.scene.objects
-    assert problems.counts.keys() <= {"image not listed"}, problems.messages  # those of the other split
+    assert problems.counts.keys() <= {"image without annotation"}, problems.messages  # those of the other split
 
 
 def test_what_a_source_says_is_exhaustive_is_drafted(tmp_path):
@@ -544,8 +533,7 @@ def test_exhaustive_is_what_each_coco_file_labels_and_two_categories_of_one_name
     ("files", "message"),
     [
         ({"annotations.xml": "<annotations/>"}, r"export one of these, .*annotations\.xml: .* root is <annotations>"),
-        ({"tasks.json": [{"data": {"image": "/data/a.jpg"}}]}, r"tasks\.json: it is JSON of another form: TypeError"),
-        ({"panoptic.json": coco(annotations=[{"segments_info": []}])}, r"panoptic\.json: .* KeyError\('category_id'"),
+        ({"tasks.json": [{"data": {"image": "/data/a.jpg"}}]}, r"tasks\.json: cannot be read: it is not a JSON"),
         ({}, "has none of a data.yaml with image folders, COCO JSON files or Pascal VOC XML files"),
         ({"data.yaml": "names: [A]\ntrain: [a, b]\nval: c.txt"},
          r"has none of .*: train: \['a', 'b'\] of data.yaml is no folder .* val: c.txt of"),
@@ -583,7 +571,6 @@ def test_shipped_mappings_are_valid():
     ("keys", "message"),
     [
         ({"classes": {"Car": "automobile"}}, "'Car': 'automobile' is not one of"),
-        ({"classes": {"Car": {"class": "car", "color": "pink"}}}, "color of 'Car': 'pink' is not one of white"),
         ({"classes": {"Car": {"color": "red"}}}, "'Car': {'color': 'red'} has no 'class'"),
         ({"classes": None}, "missing 1 required positional argument: 'classes'"),
         ({"exhaustive": ["bus"]}, "exhaustive: 'bus' is not one of"),

@@ -31,8 +31,7 @@ def read_source(folder: Folder, mapping: SourceMapping, split: str, problems: Pr
         for name, where, annotation in reader.list_images(images):
             try:
                 image = images.paths["images"] / name
-                size = folder.read(image, upright_size, message="image cannot be opened", kind="corrupt image")
-                scene = SceneBuilder(images, name, where, *size)
+                scene = SceneBuilder(images, name, where, *folder.read(image, upright_size))
                 reader.add_labels(scene, annotation)
                 records += [record] if (record := scene.finish()) else []
             except Unusable as error:

@@ -75,9 +75,7 @@ def mask_coverage(filled: np.ndarray) -> np.ndarray:
 
 def _read(scene: SceneBuilder, path: Path) -> np.ndarray:
     """Class ids [H, W] of a mask, which may be gray saved as RGB."""
-    mask = scene.split.folder.read(
-        path, lambda file: np.asarray(Image.open(file)), message="mask cannot be decoded", kind="corrupt image"
-    )
+    mask = scene.split.folder.read(path, lambda file: np.asarray(Image.open(file)))
     if mask.shape[:2] != (scene.height, scene.width):
         shape = f"{mask.shape[1]} × {mask.shape[0]}"
         raise Unusable("image size", path, f"the mask is {shape}, its image is {scene.width} × {scene.height}")

@@ -48,18 +48,8 @@ class Folder:
         self.walked[path] = sorted(one.relative_to(path).as_posix() for one in paths)
         return self.walked[path]
 
-    def read(
-        self,
-        path: Path,
-        parse: Callable[[BinaryIO], Any],
-        keep: bool = False,
-        message: str = "cannot be read",
-        kind: str = "bad file",
-    ) -> Any:
-        """`parse` of an open file. With `keep`, the next call takes this value.
-
-        No link may lead out of the folder. `message` and `kind` say what an error of `parse` means.
-        """
+    def read(self, path: Path, parse: Callable[[BinaryIO], Any], keep: bool = False) -> Any:
+        """`parse` of an open file. With `keep`, the next call takes this value. No link may lead out of the folder."""
         if path not in self.kept:
             target = path.resolve()
             if not target.is_relative_to(self.root.resolve()):
@@ -69,7 +59,7 @@ class Folder:
                 with path.open("rb") as file:
                     self.kept[path] = parse(file)
             except Exception as error:  # on broken files, parsers and Pillow raise almost anything
-                raise Unusable(kind, path, f"{message}: {reason_of(error)}") from error
+                raise Unusable("bad file", path, f"cannot be read: {reason_of(error)}") from error
         return self.kept[path] if keep else self.kept.pop(path)
 
     def lines(self, path: Path) -> list[tuple[str, str]]:

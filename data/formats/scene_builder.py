@@ -72,14 +72,7 @@ class SceneBuilder:
                 raise Unusable("image size", self.where, f"the image is {sizes}")
 
     def add(
-        self,
-        name: str,
-        box: Sequence[float],
-        where: str,
-        written: object,
-        marks: Any = None,
-        wrong: str = "",
-        **fields: Any,
+        self, name: str, box: Sequence[float], where: str, written: object, marks: Any = None, **fields: Any
     ) -> None:
         """Add a labeled box (left, top, right, bottom), clipped to the image.
 
@@ -87,7 +80,6 @@ class SceneBuilder:
             box: in units that `scale` turns into pixels; NaN stands for a number that cannot be read.
             written: the box as the file has it, for messages.
             marks: what else the label says: flags of HIDING and REGIONS; a box with a "rotation" is not read.
-            wrong: why the box cannot be used; its class is known.
             fields: of the `SceneObject`. Marks and what lies outside the image reduce "visible".
         """
         meaning, marks = self.split.mapping.classes.get(normalize(name)), marks or {}
@@ -98,7 +90,7 @@ class SceneBuilder:
         if meaning.category is None and not meaning.maybe:
             return
         clipped, inside, flaw = self.clip(box)
-        flaw = wrong or flaw or ("is turned" if to_number(marks.get("rotation") or 0) else "")
+        flaw = flaw or ("is turned" if to_number(marks.get("rotation") or 0) else "")
         if flaw:
             self.split.problems.add("bad box", where, f"box {written} of {name!r} {flaw}")
             self.uncertain |= meaning.lost

@@ -82,6 +82,18 @@ class Split:
             for key in keys
         ]
 
+    def pairs(self, key: str, *suffixes: str) -> Iterator[ImageEntry]:
+        """Entries of images with their file in the folder `key`: 1.jpg with 1.txt, images/1.jpg with labels/1.txt."""
+        folder, entries = self.paths[key], list[ImageEntry]()
+        for name in select_files(self.folder.files(folder), suffixes)[0]:
+            stem = os.path.splitext(plain_name(name))[0]
+            image = stem if stem in self.images else replace_last(stem, key, "images")
+            if image in self.images:
+                entries.append((image, str(folder / name), folder / name))
+            elif PurePosixPath(name).name != "classes.txt":  # LabelImg's list of classes
+                self.problems.add("annotation without image", folder / name, f"has no image in {self.paths['images']}")
+        return self.by_name(sorted(entries))
+
     def by_name(self, entries: Sequence[ImageEntry]) -> Iterator[ImageEntry]:
         """Yield entries whose image name has been resolved to a file; a problem if it is none, several, or used twice.
 
@@ -101,34 +113,9 @@ class Split:
                 self.problems.add("bad record", where, f"image {names[0]} is listed {uses[names[0]]} times")
             else:
                 yield names[0], where, annotation
-        named = set().union(*found)
-        rest = sorted(self.selected - named)
-        if named and rest:
-            message = f"does not list {len(rest)} images of {folder}, such as {', '.join(rest[:3])}"
-            self.problems.add("image not listed", self.paths["annotations"], message, expected=True, count=len(rest))
-
-    def pairs(self, key: str, *suffixes: str) -> Iterator[ImageEntry]:
-        """Entries of images with their file in the folder `key`: 1.jpg with 1.txt, images/1.jpg with labels/1.txt."""
-        folder, annotations = self.paths[key], dict[str, list[str]]()
-        for stem, names in index_files(select_files(self.folder.files(folder), suffixes)[0]).items():
-            image = stem if stem in self.images else replace_last(stem, key, "images")
-            annotations.setdefault(image if image in self.images else stem, []).extend(names)
-        for stem in sorted(self.images.keys() | annotations.keys()):
-            images, found = self.images.get(stem, []), annotations.get(stem, [])
-            twins, place = (images, self.paths["images"]) if len(images) > 1 else (found, folder)
-            if images and self.selected.isdisjoint(images):
-                continue
-            if len(twins) > 1:
-                message = f"{' and '.join(twins)} differ only in the suffix: none is read"
-                self.problems.add("two files of one name", place, message)
-            elif not found:
-                where = self.paths["images"] / images[0]
-                self.problems.add("image without annotation", where, f"has no annotation in {folder}")
-            elif images:
-                yield images[0], str(folder / found[0]), folder / found[0]
-            elif PurePosixPath(found[0]).name != "classes.txt":  # LabelImg's list of classes
-                message = f"has no image in {self.paths['images']}"
-                self.problems.add("annotation without image", folder / found[0], message)
+        if rest := sorted(self.selected.difference(*found)):
+            message = f"images without annotation: {len(rest)}, such as {', '.join(rest[:3])}"
+            self.problems.add("image without annotation", folder, message, expected=True, count=len(rest))
 
 
 def replace_last(path: str, old: str, new: str) -> str:

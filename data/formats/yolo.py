@@ -6,7 +6,7 @@ What can follow the class id of a line; numbers are fractions of the image's wid
     x1 y1 x2 y2 x3 y3 ...         an outline, or the corners of an oriented box
     x y w h and K × D keypoints   if data.yaml has "kpt_shape: [K, D]"
 
-Another count and numbers that are not fractions are bad boxes.
+Lines with another count are errors.
 """
 
 import math
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from .reading import UNREADABLE, Box, Folder, parse_text, to_number
+from .reading import Box, Folder, parse_text, to_number
 from .scene_builder import SceneBuilder
 from .split import ImageEntry, Split
 
@@ -39,15 +39,18 @@ def list_images(split: Split) -> Iterator[ImageEntry]:
 def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[str, Any]]) -> None:
     """Add the box of each line."""
     path, data = annotation
+    keypoints = data["keypoints"]
+    needed = f"or 4 + {keypoints}, by kpt_shape" if keypoints else "or an even count for an outline without kpt_shape"
     scene.scale = scene.width, scene.height
     for where, line in scene.split.folder.lines(path):
-        first, *numbers = line.split()
-        class_id = to_number(first)
-        if not class_id.is_integer() or len(numbers) < 4:
-            scene.reject("bad record", where, f"{line[:80]!r} is not a class id with a box or an outline")
+        class_id, *values = map(to_number, line.split())
+        fits = len(values) in (4, 4 + keypoints) if keypoints else len(values) > 3 and len(values) % 2 == 0
+        if not (fits and class_id.is_integer() and all(map(math.isfinite, values))):
+            message = f"{line[:80]!r} is not a class id and 4 numbers of a box, {needed} of data.yaml"
+            scene.reject("bad record", where, message)
             continue
-        box, wrong = box_of(list(map(to_number, numbers)), data["keypoints"])
-        scene.add(data["names"].get(int(class_id), f"id {class_id:g}"), box, where, line[:80], wrong=wrong)
+        box = box_of(values[:4] if keypoints else values)
+        scene.add(data["names"].get(int(class_id), f"id {class_id:g}"), box, where, line[:80])
 
 
 def read_data(path: Path, folder: Folder, keep: bool = False) -> dict[str, Any]:
@@ -55,8 +58,7 @@ def read_data(path: Path, folder: Folder, keep: bool = False) -> dict[str, Any]:
 
     The lines of a text file are the names. A blank name is left out.
     """
-    parse = partial(_parse_data, is_yaml=path.suffix in (".yaml", ".yml"))
-    return folder.read(path, parse, keep, message="class names cannot be read")
+    return folder.read(path, partial(_parse_data, is_yaml=path.suffix in (".yaml", ".yml")), keep)
 
 
 def _parse_data(file: BinaryIO, is_yaml: bool) -> dict[str, Any]:
@@ -74,19 +76,9 @@ def _parse_data(file: BinaryIO, is_yaml: bool) -> dict[str, Any]:
     return data | {"names": found, "keypoints": int(shape[0]) * int(shape[1])}
 
 
-def box_of(values: list[float], keypoints: int) -> tuple[Box, str]:
-    """(box in fractions of the numbers after a class id, why they cannot be one or "")."""
-    count = len(values)
-    if not all(map(math.isfinite, values)):
-        return UNREADABLE, ""
-    fits = count in (4, 4 + keypoints) if keypoints else count % 2 == 0
-    if not fits:
-        needed = f"4 + {keypoints}, by kpt_shape" if keypoints else "an even count for an outline without kpt_shape"
-        return UNREADABLE, f"has {count} numbers; it needs 4 for a box, or {needed} of data.yaml"
-    x, y, width, height = values[:4]
-    box = x - width / 2, y - height / 2, x + width / 2, y + height / 2
-    if count > 4 and not keypoints:
-        box = min(values[::2]), min(values[1::2]), max(values[::2]), max(values[1::2])
-    if min(box) < -0.5 or max(box) > 1.5:  # corners of an oriented box may lie outside
-        return UNREADABLE, "is not in fractions of the image, 0 to 1"
-    return box, ""
+def box_of(values: list[float]) -> Box:
+    """The box of four numbers (its center and size), or of the points of an outline."""
+    if len(values) > 4:
+        return min(values[::2]), min(values[1::2]), max(values[::2]), max(values[1::2])
+    x, y, width, height = values
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
