@@ -6,7 +6,6 @@ A question id is `type/class/form/value`, of two to four parts; `truth.py` finds
 the other way, from a text to its type.
 """
 
-import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,8 @@ from .scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, classes_of, is_a
 # Nouns without article and plural: "sky", not "a sky" or "skies".
 MASS_NOUNS = {"sky", "road construction", "glare"}
 NOUN_SLOTS, PLURALS = ("car", "cars", "bus", "buses"), ("cars", "buses")
-PATH = Path(__file__).with_name("templates.yaml")
+# All words in it are texts: `on` is not true.
+CONTENT = yaml.load(Path(__file__).with_name("templates.yaml").read_text(encoding="utf-8"), yaml.BaseLoader)
 OTHER = "other"  # as a key of a table by class or value: all that the table does not list
 
 
@@ -73,12 +73,11 @@ class QuestionType:
         return part == value or part.isupper()
 
 
-def question_rules(path: Path = PATH) -> dict[str, Any]:
+def question_rules() -> dict[str, Any]:
     """The kinds of answers, example questions and people's wordings of `templates.yaml`, as `Rules` takes them."""
-    content = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
     attributes = ATTRIBUTES | SCENE_ATTRIBUTES
     kinds: list[dict[str, Any]] = []
-    for name, entry in content["kinds"].items():
+    for name, entry in CONTENT["kinds"].items():
         kind: dict[str, Any] = {"name": name, "asked": entry["asked"]}
         if "classes" in entry:
             names = [one for one in CLASSES if entry["classes"] == "all" or is_a(one, entry["classes"])]
@@ -87,25 +86,19 @@ def question_rules(path: Path = PATH) -> dict[str, Any]:
             kind["values"] = [*attributes.get(entry.get("attribute"), ()), *entry.get("values", ())]
         kinds.append(kind)
     parts: dict[str, str] = {}
-    for name, text in content["wordings"]["parts"].items():  # a part has only parts above it
+    for name, text in CONTENT["wordings"]["parts"].items():  # a part has only parts above it
         parts[f"%{name}%"] = _with_parts(text if isinstance(text, str) else "|".join(text), parts)
     wordings = [
         [_with_parts(pattern, parts), taught]
-        for taught, patterns in content["wordings"]["taught"].items()
+        for taught, patterns in CONTENT["wordings"]["taught"].items()
         for pattern in patterns
     ]
     colors = {"colors": ATTRIBUTES["color"], "light_colors": ATTRIBUTES["state"]}
-    return {"kinds": kinds, **colors, "examples": content["examples"], "wordings": wordings}
+    return {"kinds": kinds, **colors, "examples": CONTENT["examples"], "wordings": wordings}
 
 
 def _with_parts(pattern: str, parts: Mapping[str, str]) -> str:
     return re.sub("|".join(parts) or "$^", lambda match: parts[match[0]], pattern)
-
-
-def read_templates(path: Path) -> tuple[dict[str, Any], dict[str, QuestionType]]:
-    """The fillings and the question types of a file like `templates.yaml`."""
-    content = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)  # all words are texts: `on` is not true
-    return content["fillings"], {name: _question_type(name, **entry) for name, entry in content["types"].items()}
 
 
 def _question_type(
@@ -131,8 +124,8 @@ def slots_of(template: str) -> list[str]:
     return [name for _, name, _, _ in Formatter().parse(template) if name]
 
 
-FILLINGS, TYPES = read_templates(PATH)
-QUESTION_TYPES = tuple(TYPES)
+FILLINGS: dict[str, Any] = CONTENT["fillings"]
+TYPES = {name: _question_type(name, **entry) for name, entry in CONTENT["types"].items()}
 
 
 @lru_cache(maxsize=1 << 14)
@@ -174,12 +167,6 @@ def _fillings(slot: str, key: Sequence[str]) -> Sequence[str]:
     return [text for filling in table for text in _filled(filling, key)]
 
 
-def random_paraphrase(question_id: str, rng: random.Random) -> str:
-    """A random paraphrase of a question id."""
-    texts = paraphrases_of(question_id)
-    return texts[int(rng.random() * len(texts))]
-
-
 def with_article(words: str) -> str:
     return ("an " if words[0] in "aeiou" else "a ") + words
 
@@ -217,16 +204,12 @@ def _normalize(text: str) -> str:
 @lru_cache(maxsize=1)
 def _patterns() -> dict[str, re.Pattern[str]]:
     """An expression for the questions of each question type."""
-    return {name: re.compile(re.sub(r"\d+", r"\\d+", _any_template(kind))) for name, kind in TYPES.items()}
-
-
-def _any_template(kind: QuestionType) -> str:
-    parts = [
-        _template(_normalize(text), kind, pattern.split("/")[0])
-        for pattern, texts in kind.templates.items()
-        for text in texts
-    ]
-    return "|".join(dict.fromkeys(parts))
+    found = {}
+    for name, kind in TYPES.items():
+        pairs = ((pattern.split("/")[0], text) for pattern, texts in kind.templates.items() for text in texts)
+        parts = dict.fromkeys(_template(_normalize(text), kind, category) for category, text in pairs)
+        found[name] = re.compile(re.sub(r"\d+", r"\\d+", "|".join(parts)))
+    return found
 
 
 def _template(template: str, kind: QuestionType, category: str) -> str:

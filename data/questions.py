@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from .grammar import FILLINGS, QUESTION_TYPES, TYPES, QuestionType, random_paraphrase
+from .grammar import FILLINGS, TYPES, QuestionType, paraphrases_of
 from .scene import CLASSES, is_a
 from .truth import (
     EGO_REGIONS,
@@ -280,6 +280,7 @@ MEAN_POWER = 6
 # Of this many random keys, the one whose answer was asked least is tried first. Otherwise the yes of a rare class, or
 # a rare number, would hardly be asked even about the few images where it is true.
 CANDIDATES = 6
+TOLERANCE = 3  # maximum difference between the number of yes and of no
 MAX_TRIES = 8  # keys tried for each question: limits the time spent on scenes with few questions
 
 
@@ -290,7 +291,7 @@ class Question:
     Attributes:
         text: one of the paraphrases of the question.
         answer: "yes", "no", or words of the vocabulary.
-        question_type: one of QUESTION_TYPES.
+        question_type: a key of TYPES.
         category: the class of objects, or the scene attribute that the question is about.
         question_id: `type/class/form/value`, the same for all paraphrases and all scenes.
         boxes: boxes in pixels of the objects that make the answer a yes; empty for other answers.
@@ -318,17 +319,15 @@ class Balancer:
     """Balances the answers over all the scenes that it is used for.
 
     The rarer of yes and no is always accepted, the more frequent one half of the time, until their counts differ by
-    `tolerance`. This holds for every (type, class), every (type, class, form) and every question id. So a question
+    TOLERANCE. This holds for every (type, class), every (type, class, form) and every question id. So a question
     whose answer is nearly always yes is soon asked only as often as its answer is no. Other answers are balanced less
     strictly: rare ones are always accepted, frequent ones with a probability that falls with their count. A question
     that has had a single answer so far is hardly asked. "none" and "0" are limited.
 
     Attributes:
-        tolerance: maximum difference between the number of yes and of no.
         counts: number of each answer by key and by each prefix of at least two parts of a key.
     """
 
-    tolerance: int = 3
     counts: defaultdict[Key, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     def accepts(self, key: Key, answer: str, rng: random.Random) -> bool:
@@ -338,7 +337,7 @@ class Balancer:
         if answer in ("yes", "no"):
             keys = _prefixes(key)
             imbalance = self._surplus(key, answer)
-            if imbalance > 0 and (imbalance >= self.tolerance or rng.random() < 0.5):
+            if imbalance > 0 and (imbalance >= TOLERANCE or rng.random() < 0.5):
                 return False
         else:
             keys = [key]
@@ -383,7 +382,6 @@ def ask(
     rng: random.Random,
     count: int,
     balancer: Balancer | None = None,
-    question_types: Sequence[str] = QUESTION_TYPES,
 ) -> list[Question]:
     """Questions with different ids about a scene, sampled at random.
 
@@ -394,10 +392,9 @@ def ask(
         count: maximum number of questions. There are fewer where the scene has fewer or the balancer accepts fewer.
         balancer: balances answers over all scenes, and prefers those that it has counted least; by default this scene
             is balanced by itself.
-        question_types: question types to ask, in proportion to their weights.
     """
     balancer = Balancer() if balancer is None else balancer
-    weights = {name: TYPES[name].weight for name in question_types}
+    weights = {name: kind.weight for name, kind in TYPES.items()}
     pools: dict[str, list[Key]] = {}
     taken: set[Key] = set()
     questions: list[Question] = []
@@ -417,8 +414,9 @@ def ask(
             pool.pop()
             taken.add(key)  # also after a refusal by the balancer: a key that is listed several times gets one try
             if found is not None and balancer.accepts(key, found.answer, rng):
-                question_id = "/".join(key)
-                text, boxes = random_paraphrase(question_id, rng), truth.boxes(key, found)
+                question_id, boxes = "/".join(key), truth.boxes(key, found)
+                texts = paraphrases_of(question_id)
+                text = texts[int(rng.random() * len(texts))]
                 questions.append(Question(text, found.answer, key[0], key[1], question_id, boxes))
                 break
         else:

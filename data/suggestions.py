@@ -7,30 +7,26 @@ from .scene import CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, UNBOXED
 from .truth import UNCOUNTED
 
 
-REGIONS = ("left", "right", "near")
-ATTRIBUTES = ("time of day", "weather", "traffic density", "road type")
+SCENE = ("time of day", "weather", "traffic density", "road type")
 
 
 def suggest_questions(processor: Any) -> dict[str, str]:
-    """The simplest paraphrase of each question, and its type; only questions whose words are known and taught."""
-    questions = {paraphrases_of(one)[0]: one.partition("/")[0].replace("_", " ") for one in question_ids()}
+    """The simplest paraphrase of each question that photographs can answer, and its type.
+
+    Only questions whose words are known and taught, and none about colors, which only rendered scenes teach.
+    """
+    located = [category for category in CLASSES if category not in UNBOXED | UNCOUNTED]
+    ids = [f"presence/{category}" for category in CLASSES]
+    ids += [f"place/{category}/{region}" for category in located for region in ("left", "right", "near")]
+    ids += [f"{question_type}/{category}/what" for question_type in ("side", "count") for category in located]
+    ids += ["comparison/car/more/person", "light_state/traffic light/what"]
+    ids += [f"light_state/traffic light/is/{state}" for state in LIGHT_STATES]
+    ids += ["sign_value/speed limit sign/what", "sign_value/traffic sign/which"]
+    for key in (f"{name.replace(' ', '_')}/{name}" for name in SCENE):
+        ids += [f"{key}/what", *(f"{key}/is/{value}" for value in SCENE_ATTRIBUTES[key.partition("/")[2]])]
+    questions = {paraphrases_of(one)[0]: one.partition("/")[0].replace("_", " ") for one in [*ids, "ahead/scene/what"]}
     return {
         question: question_type
         for question, question_type in questions.items()
         if not (processor.unknown_words(question) or processor.untaught_words(question))
     }
-
-
-def question_ids() -> list[str]:
-    """Ids of questions that photographs can answer: no colors of objects, which only rendered scenes teach."""
-    located = [category for category in CLASSES if category not in UNBOXED | UNCOUNTED]
-    ids = [f"presence/{category}" for category in CLASSES]
-    ids += [f"place/{category}/{region}" for category in located for region in REGIONS]
-    ids += [f"{question_type}/{category}/what" for question_type in ("side", "count") for category in located]
-    ids += ["comparison/car/more/person", "light_state/traffic light/what"]
-    ids += [f"light_state/traffic light/is/{state}" for state in LIGHT_STATES]
-    ids += ["sign_value/speed limit sign/what", "sign_value/traffic sign/which"]
-    for name in ATTRIBUTES:
-        question_type = name.replace(" ", "_")
-        ids += [f"{question_type}/{name}/what", *(f"{question_type}/{name}/is/{v}" for v in SCENE_ATTRIBUTES[name])]
-    return [*ids, "ahead/scene/what"]

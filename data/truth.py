@@ -96,21 +96,15 @@ class VisibleObject:
         self.bottom, self.height = bottom / scene.height, (bottom - top) / scene.height
         self.coverage = None if item.is_instance else item.coverage
         self.columns: list[float] = []  # area in patches that a mask fills in each column of its grid
-        self.regions: dict[str, bool | None] = {}  # results of `at`
 
     def at(self, region: str) -> bool | None:
         """Whether the object is in a third, "near" or "far"; None if unknown."""
-        if region in self.regions:
-            return self.regions[region]
         if region in THIRDS:
-            found = self._in_third(*THIRDS[region])
-        else:
-            distance = self._distance()
-            # One near part makes a mask near; other objects of the class may be far.
-            others = not self.is_instance and distance == "near" and region == "far"
-            found = None if distance is None or others else distance == region
-        self.regions[region] = found
-        return found
+            return self._in_third(*THIRDS[region])
+        distance = self._distance()
+        # One near part makes a mask near; other objects of the class may be far.
+        others = not self.is_instance and distance == "near" and region == "far"
+        return None if distance is None or others else distance == region
 
     def _in_third(self, start: float, end: float) -> bool | None:
         if self.right <= start - BORDER or self.left >= end + BORDER:
@@ -203,11 +197,9 @@ class GroundTruth:
         self.answers: dict[Key, AnswerWithBoxes | None] = {}
         self.driver = scene.scene_attributes.get("view") == "driver"
         self.groups: dict[str, Group] = {}
-        self.has_masks = False
+        self.has_masks = any(not item.is_instance for item in scene.objects)
         scale = PATCHES / (scene.width * scene.height)
         for item in scene.objects:
-            if not item.is_instance:
-                self.has_masks = True
             patches = item.size * scale
             if patches < NOTHING:
                 continue

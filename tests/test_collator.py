@@ -12,7 +12,7 @@ from PIL import Image
 from tiny import tiny_model
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.datasets import Mixture, SyntheticRows
-from traffic_vlm.data.questions import Balancer
+from traffic_vlm.data.questions import TOLERANCE
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject, is_a
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.training.auxiliary.grounding import box_patches
@@ -165,7 +165,7 @@ def test_yes_and_no_are_balanced_within_each_source(processor):
             asked = [one.answer for one in item.questions if one.key == ("presence", "car")]
             answers[item.truth.scene.source].update(asked)
     for counts in answers.values():
-        assert counts.total() > 15 and abs(counts["yes"] - counts["no"]) <= Balancer().tolerance
+        assert counts.total() > 15 and abs(counts["yes"] - counts["no"]) <= TOLERANCE
 
 
 def test_a_mixture_follows_its_weights_and_depends_only_on_seed_and_epoch():

@@ -13,8 +13,7 @@ from truths import enumerate_questions
 from tiny import yes_no_model
 from traffic_vlm.common.answers import answer_text
 from traffic_vlm.common.files import DataError
-from traffic_vlm.data.grammar import paraphrases_of, question_type_of
-from traffic_vlm.data.questions import QUESTION_TYPES
+from traffic_vlm.data.grammar import TYPES, paraphrases_of, question_type_of
 from traffic_vlm.data.scene import SCENE_ATTRIBUTES
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.truth import GroundTruth
@@ -32,7 +31,7 @@ def test_every_question_of_the_grammar_has_its_type():
             seen.add(truth.question_type)
             for text in rng.sample(paraphrases_of(truth.question_id), 2):
                 assert question_type_of(text) == truth.question_type, (text, truth.question_id)
-    assert seen == set(QUESTION_TYPES)
+    assert seen == set(TYPES)
     assert question_type_of("Are there more than 7 cars?") == "count"
     assert not any(map(question_type_of, ("Is the bus late?", "Is there a bus and a car?", "")))
 
