@@ -50,7 +50,7 @@ def _parse_labels(entry: dict[str, Any], asked: frozenset[str]) -> tuple[str, Sc
         value = entry.get(field)
         if value in values:
             scene_attributes[name] = values[value]
-        elif value not in (None, "none"):  # no road or place is in view
+        elif value is not None and (field, value) not in (("road", "none"), ("place", "none")):  # none is in view
             raise ValueError(f"{field} is {value!r}, expected null or one of {', '.join(values)}")
     present, unsure, counts = _classes(entry["present"]), _classes(entry["unsure"]), entry.get("counts", {})
     if unknown := sorted((present | unsure) - asked):
