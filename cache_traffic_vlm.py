@@ -15,7 +15,7 @@ methods that the library or a user calls take both names, and what the library r
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,16 +25,11 @@ from transformers.utils import is_torchdynamo_compiling
 
 
 # The library's name of a cache, in arguments of `generate()` and `forward` and in their outputs.
-IS_RENAMED = "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
-CACHE_NAME = "cache" if IS_RENAMED else "past_key_values"
+NAMES = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+CACHE_NAME = "cache" if "cache" in NAMES else "past_key_values"
 
-OPTIONAL = ("attention_mask", "pixel_values", "centers")  # tensors of `EncodedImages` that may be missing
+OPTIONAL = ("attention_mask", "centers")  # tensors of `EncodedImages` that may be missing
 KeyValues = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, each [B,K,P,D]; see above for latents
-
-
-def either_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | None:
-    """The cache that was passed by either name."""
-    return past_key_values if cache is None else cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,15 +46,13 @@ class EncodedImages:
         weights_version: checksum of the weights that computed them, so that a model rejects images encoded by other
             weights; None disables the check.
         attention_mask: [I,P], 0 at hidden image tokens; None if all are visible.
-        pixel_values: [I,3,H,W] as given; an assistant model encodes them with its own vision tower.
-        image_size: (height, width) of the pixels; None if it is not known.
+        image_size: (height, width) of the images in pixels; None if it is not known.
         centers: [I,K + 4,H/8,W/8] of the tower's center head, for `model.locate`; None if there is none.
     """
 
     key_values: tuple[KeyValues, ...]
     weights_version: str | None = None
     attention_mask: torch.Tensor | None = None
-    pixel_values: torch.Tensor | None = field(default=None, repr=False)
     image_size: tuple[int, int] | None = None
     centers: torch.Tensor | None = field(default=None, repr=False)
 
@@ -73,16 +66,21 @@ class EncodedImages:
     def device(self) -> torch.device:
         return self.key_values[0][0].device
 
-    def apply(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "EncodedImages":
-        """Images whose tensors are results of a function."""
-        given = {name: getattr(self, name) for name in OPTIONAL}
-        optional: Any = {name: None if tensor is None else function(tensor) for name, tensor in given.items()}
-        key_values = tuple((function(key), function(value)) for key, value in self.key_values)
-        return replace(self, key_values=key_values, **optional)
+    @staticmethod
+    def combine(function: Callable[..., torch.Tensor], *parts: "EncodedImages") -> "EncodedImages":
+        """Images whose tensors are results of a function of the parts' tensors; None where a part has none."""
+
+        def result(tensors: Sequence[Any]) -> Any:
+            return None if any(tensor is None for tensor in tensors) else function(*tensors)
+
+        layers = zip(*(part.key_values for part in parts), strict=True)
+        key_values: Any = tuple(tuple(map(result, zip(*layer))) for layer in layers)
+        optional: Any = {name: result([getattr(part, name) for part in parts]) for name in OPTIONAL}
+        return replace(parts[0], key_values=key_values, **optional)
 
     def to(self, device: torch.device | str) -> "EncodedImages":
         """The same images on another device."""
-        return self.apply(lambda tensor: tensor.to(device))
+        return self.combine(lambda tensor: tensor.to(device), self)
 
     def __getitem__(self, index: Any) -> "EncodedImages":
         """Images of an index, a slice or a list of indices; one index gives `EncodedImages` of one image.
@@ -91,40 +89,29 @@ class EncodedImages:
             IndexError, TypeError: those of torch.
         """
         chosen = torch.arange(len(self))[index].reshape(-1)  # on the CPU, as a GPU cannot recover from a wrong index
-        return self.apply(lambda tensor: tensor[chosen.to(tensor.device)])
+        return self.combine(lambda tensor: tensor[chosen.to(tensor.device)], self)
 
     @staticmethod
     def join(parts: Sequence["EncodedImages"]) -> "EncodedImages":
         """Images that were encoded separately, concatenated for questions about all of them in one pass.
 
         Raises:
-            ValueError: some parts with an attention mask and some without; parts of different models or sizes.
+            ValueError: parts of different models or sizes; some with an attention mask and some without.
         """
-        models = len({part.weights_version for part in parts})
-        if models > 1:
-            raise ValueError(f"Encoded images to join must be of one model, got images of {models}.")
-        sizes = {part.image_size: None for part in parts}
-        if len(sizes) > 1:
-            raise ValueError(f"Encoded images to join must be of one size, got {' and '.join(map(str, sizes))}.")
-        if len({part.attention_mask is None for part in parts}) > 1:
-            raise ValueError("Encoded images with and without an attention mask cannot be joined.")
-
-        def join(tensors: Iterable[Any]) -> Any:
-            found = list(tensors)
-            return None if any(tensor is None for tensor in found) else torch.cat(found)
-
-        layers = zip(*(part.key_values for part in parts), strict=True)
-        key_values: Any = tuple(tuple(map(join, zip(*layer))) for layer in layers)
-        optional: Any = {name: join(getattr(part, name) for part in parts) for name in OPTIONAL}
-        return replace(parts[0], key_values=key_values, **optional)
+        kinds = {(part.weights_version, part.image_size, part.attention_mask is None): None for part in parts}
+        if len(kinds) > 1:
+            given = " and ".join(f"(model {version}, size {size}, {not bare})" for version, size, bare in kinds)
+            expected = "one model and size, all with an attention mask or none"
+            raise ValueError(f"Encoded images to join must be of {expected}; got (model, size, mask): {given}.")
+        return EncodedImages.combine(lambda *tensors: torch.cat(tensors), *parts)
 
     def rows(self, image_index: torch.Tensor | None) -> "EncodedImages":
         """What the decoder reads, one image for each row of text: `image_index[i]`, by default i. Not checked."""
-        read = replace(self, pixel_values=None, centers=None)
+        read = replace(self, centers=None)
         if image_index is None:
             return read
         chosen = image_index.to(self.device)
-        return read.apply(lambda tensor: tensor[chosen])
+        return self.combine(lambda tensor: tensor[chosen], read)
 
 
 torch.serialization.add_safe_globals([EncodedImages])  # for `torch.load`, which otherwise refuses classes
@@ -158,21 +145,18 @@ class TrafficVLMCache(DynamicCache):
         Raises:
             ValueError: the cache holds another image, by the keys of the first layer, or the image with another mask.
         """
-        if self.image is None:
+        held = self.image
+        if held is None:
             self.image = image
-        if self.image is image or is_torchdynamo_compiling():
-            return
-        held, given = self.image, image.to(self.image.device)
-        old, new = (one.key_values[0][0].float() for one in (held, given))
-        # Keys of one image may differ by rounding, to bfloat16 at worst.
-        is_same = old.shape == new.shape and bool((old - new).abs().max() <= 0.03 * old.abs().max())
-        mask, held_mask = given.attention_mask, held.attention_mask
-        has_mask = mask is None or (held_mask is not None and torch.equal(mask.bool(), held_mask.bool()))
-        if not (is_same and has_mask):
-            raise ValueError(
-                "past_key_values holds another image than the one given, or hides other parts of it: pass no image to "
-                "ask more about the one it holds, or a new cache with a new image."
-            )
+        elif not is_torchdynamo_compiling():
+            pairs = [(held.key_values[0][0], image.key_values[0][0])]
+            if image.attention_mask is not None:
+                pairs.append((held.attention_mask, image.attention_mask))
+            if not all(old is not None and torch.equal(old, new) for old, new in pairs):
+                advice = "pass no image to ask more about the one it holds, or a new cache with a new image."
+                raise ValueError(
+                    f"past_key_values holds another image than the one given, or hides other parts of it: {advice}"
+                )
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         super().reorder_cache(beam_idx)

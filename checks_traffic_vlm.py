@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Cache, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.utils import is_torchdynamo_compiling
 
 from .configuration_traffic_vlm import SIDE_STEP
@@ -93,11 +93,8 @@ def check_text(
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("Pass exactly one of input_ids and inputs_embeds.")
     text: Any = input_ids if inputs_embeds is None else inputs_embeds
-    width = config.hidden_size
     if input_ids is not None and (text.dtype not in INTEGER_DTYPES or text.ndim != 2 or not text.numel()):
         raise ValueError(f"input_ids must be integers [rows,tokens], at least one token; got {describe(text)}.")
-    if inputs_embeds is not None and not (text.is_floating_point() and text.ndim == 3 and text.shape[-1] == width):
-        raise ValueError(f"inputs_embeds must be floats [rows,tokens,{width}] (hidden_size); got {describe(text)}.")
     rows, length = text.shape[:2]
     if attention_mask is not None and attention_mask.ndim != 4:
         past, shape = int(past_length), list(attention_mask.shape)
@@ -128,12 +125,6 @@ def check_text(
             raise ValueError(f"A text of {length} tokens is longer than max_position_embeddings={limit}.")
 
 
-def check_cache(past_key_values: Any) -> None:
-    """Refuse keys and values that are not in a cache of the library."""
-    if not isinstance(past_key_values, Cache):
-        raise ValueError(f"past_key_values must be a cache, got {type(past_key_values).__name__}.")
-
-
 def check_prompt_ends(last_ids: torch.Tensor, eos_token_id: int | list[int] | None) -> None:
     """Refuse prompts whose last token [N] is `[EOS]`: no answer follows the end of a text."""
     if eos_token_id is None:
@@ -143,29 +134,18 @@ def check_prompt_ends(last_ids: torch.Tensor, eos_token_id: int | list[int] | No
         raise ValueError(f"A prompt ends in [EOS] ({eos_token_id}), {reason}. The processor leaves [EOS] out.")
 
 
-def check_labels(labels: torch.Tensor, logits: torch.Tensor) -> None:
-    """Refuse labels that are not int64 [B,L] for logits [B,L,V], each a token id or -100."""
-    rows, length, vocab_size = logits.shape
-    if labels.shape != (rows, length) or labels.dtype != torch.int64:
-        raise ValueError(f"labels must be int64 [{rows},{length}] to match the logits, got {describe(labels)}.")
-    if is_readable(labels):
-        wrong = labels[(labels != -100) & ((labels < 0) | (labels >= vocab_size))]
-        if wrong.numel():
-            raise ValueError(f"labels must be in [0, {vocab_size}) or -100 (ignored), got {int(wrong[0])}.")
-
-
 def check_pixels(pixel_values: torch.Tensor, shape: tuple[int, int, int], any_size: bool = False) -> None:
     """Refuse pixels that are not normalized floats [I,C,H,W] of the shape [C,H,W].
 
     Args:
         any_size: also accept other heights and widths, multiples of 32.
     """
-    if pixel_values.ndim != 4 or pixel_values.shape[1:] != shape:
-        expected, given = ",".join(map(str, shape)), list(pixel_values.shape)
-        is_size = any_size and len(given) == 4 and given[1] == shape[0]
-        if not is_size or any(side <= 0 or side % SIDE_STEP for side in given[2:]):
-            others = f", or of another height and width, multiples of {SIDE_STEP}" if any_size else ""
-            raise ValueError(f"pixel_values must be [images,{expected}]{others}, got {given}.")
+    given = tuple(pixel_values.shape[1:])
+    is_size = any_size and given[:1] == shape[:1] and all(side > 0 and side % SIDE_STEP == 0 for side in given[1:])
+    if pixel_values.ndim != 4 or not (given == shape or is_size):
+        others = f", or of another height and width, multiples of {SIDE_STEP}" if any_size else ""
+        expected = f"[images,{','.join(map(str, shape))}]{others}"
+        raise ValueError(f"pixel_values must be {expected}, got {list(pixel_values.shape)}.")
     if not pixel_values.is_floating_point():
         got = describe(pixel_values)
         raise ValueError(f"pixel_values must be normalized floats, as the processor returns them, got {got}.")

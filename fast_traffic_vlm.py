@@ -20,9 +20,8 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import chain
-from operator import is_
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -35,6 +34,7 @@ from .vision_traffic_vlm import TrafficVLMConvNorm
 
 Pass = Callable[[torch.Tensor], torch.Tensor]
 Tensors = Sequence[torch.Tensor]
+Views = dict[torch.device, list[Any]]
 
 SAMPLED = 32  # bytes of each tensor in a checksum, at most twice as many
 MOST = 16  # recorded passes; then all are dropped
@@ -42,55 +42,47 @@ MOST = 16  # recorded passes; then all are dropped
 
 # --- changed weights ---
 
-
-class Sample:
-    """A few bytes of each parameter and buffer of a module, read in place as long as these are the same tensors."""
-
-    def __init__(self, module: nn.Module):
-        modules = list(module.modules())
-        groups: Any = chain.from_iterable((one._modules, one._parameters, one._buffers) for one in modules)
-        self.groups: list[dict[str, Any]] = [group for group in groups if group]
-        self.members = list(chain.from_iterable(map(dict.values, self.groups)))
-        self.tensors = [one for one in self.members if isinstance(one, torch.Tensor)]
-        self.addresses = list(map(torch.Tensor.data_ptr, self.tensors))
-        self.near: list[Any] = []  # NumPy arrays of tensors on the CPU: six times as fast to read as tensors
-        self.far: dict[torch.device, list[torch.Tensor]] = {}
-        for tensor in self.tensors:
-            stored = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-            start, step = tensor.storage_offset() * tensor.element_size(), tensor.nbytes // SAMPLED
-            view = stored[start : start + tensor.nbytes : step | 1]  # odd: every byte of a number has its turn
-            if tensor.device.type == "cpu":
-                self.near.append(view.numpy())
-            elif tensor.device.type != "meta":  # its values are elsewhere, and accelerate fetches them
-                self.far.setdefault(tensor.device, []).append(view)
-
-    def __reduce__(self) -> Any:
-        return type(None), ()  # a copied module has other tensors
+SAMPLES: WeakKeyDictionary[nn.Module, tuple[list[int], Views]] = WeakKeyDictionary()  # addresses, and views of them
 
 
-def sample_of(module: nn.Module) -> Sample:
-    """The sample that a module keeps in an attribute, made anew for other parts, or tensors at other addresses."""
-    sample: Any = vars(module).get("_sample")
-    if sample is not None:
-        members = list(chain.from_iterable(map(dict.values, sample.groups)))
-        has_same = len(members) == len(sample.members) and all(map(is_, members, sample.members))
-        if has_same and list(map(torch.Tensor.data_ptr, sample.tensors)) == sample.addresses:
-            return sample
-    sample = vars(module)["_sample"] = Sample(module)
-    return sample
+def tensors_of(module: nn.Module) -> list[torch.Tensor]:
+    """Parameters and buffers of a module and its parts; torch takes ten times as long to list them."""
+    modules, tensors = [module], list[torch.Tensor | None]()
+    while modules:
+        one = modules.pop()
+        tensors += chain(one._parameters.values(), one._buffers.values())
+        modules += [part for part in one._modules.values() if part is not None]
+    return [tensor for tensor in tensors if tensor is not None]
 
 
-def checksum(module: nn.Module) -> str:
-    """Checksum of a few bytes of each tensor of a module.
+def sample(tensors: Tensors) -> Views:
+    """Views of a few bytes of each tensor, by device; on the CPU of NumPy, which reads them six times as fast."""
+    views: Views = {}
+    for tensor in tensors:
+        if tensor.is_meta:  # its values are elsewhere, and accelerate fetches them
+            continue
+        stored = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+        start, step = tensor.storage_offset() * tensor.element_size(), tensor.nbytes // SAMPLED
+        view = stored[start : start + tensor.nbytes : step | 1]  # odd: every byte of a number has its turn
+        views.setdefault(tensor.device, []).append(view.numpy() if tensor.device.type == "cpu" else view)
+    return views
 
-    It is the same in every process that has loaded the same file. A change of a small part of a tensor, such as one
-    embedding, may be missed.
+
+def fingerprint(module: nn.Module) -> tuple[list[int], str]:
+    """Addresses of the tensors of a module, and a checksum of a few bytes of each.
+
+    The checksum is the same in every process that has loaded the same file. A change of a small part of a tensor, such
+    as one embedding, may be missed.
     """
-    sample = sample_of(module)
-    digest = hashlib.blake2b(b"".join(view.tobytes() for view in sample.near), digest_size=16)
-    for views in sample.far.values():
-        digest.update(torch.cat(views).cpu().numpy().tobytes())
-    return digest.hexdigest()
+    tensors = tensors_of(module)
+    addresses = list(map(torch.Tensor.data_ptr, tensors))
+    if module not in SAMPLES or SAMPLES[module][0] != addresses:
+        SAMPLES[module] = addresses, sample(tensors)
+    digest = hashlib.blake2b(digest_size=16)
+    for device, views in SAMPLES[module][1].items():
+        read = views if device.type == "cpu" else [torch.cat(views).cpu().numpy()]  # one transfer
+        digest.update(b"".join(view.tobytes() for view in read))
+    return addresses, digest.hexdigest()
 
 
 # --- the context ---
@@ -99,12 +91,12 @@ def checksum(module: nn.Module) -> str:
 class Fast:
     """Context in which passes of a model without gradients are faster. Outputs change by rounding only.
 
-    A model has one, which all threads and pipelines share (`fast_context`): passes are fast until the last one leaves.
-    Weights that have changed are noticed by the first one that enters; they must not change inside.
+    Threads can share one: passes are fast until the last thread leaves. Weights that have changed are noticed by the
+    first one that enters; they must not change inside. If a model is in two contexts, the first one stays in effect.
 
     Attributes:
         users: number of entries that have not been left.
-        is_kept: passes stay fast when the last user leaves; then each public pass enters, and notices changes.
+        is_kept: passes stay fast when the last user leaves; then each pass with a new image enters.
         version: checksum of the weights without those of a head.
         graphs: CUDA graphs of a model that answers questions; None on a CPU.
     """
@@ -135,47 +127,28 @@ class Fast:
         with self:  # entering installs, leaving uninstalls unless kept
             pass
 
-    def look_for_changes(self) -> None:
-        """Notice changed weights in a public pass that no context surrounds."""
-        if self.is_kept and not is_torchdynamo_compiling():
-            with self:
-                pass
-
     def install(self) -> None:
         """Make passes fast, with packed weights and graphs of the current weights."""
-        model, base = self.model, self.model.base_model
-        parts = [base] if model is base else [base, *(one for one in model.children() if one is not base)]
-        # Graphs also depend on addresses, so on the samples themselves.
-        state: Any = [(sample_of(part), checksum(part)) for part in parts]
+        model, state = self.model, fingerprint(self.model)  # of the addresses, too: graphs depend on them
         if state != self.state:
             self.uninstall()
-            self.state, self.version = state, state[0][1]
+            self.state, self.version = state, fingerprint(model.base_model)[1]
             modules = [one for one in model.modules() if type(one) in PACKS]
             self.forwards = [FastForward(one) for one in modules if all(map(is_supported, one.parameters()))]
             is_offloaded = any(hasattr(one, "_hf_hook") for one in model.modules())  # by accelerate
             can_record = model.device.type == "cuda" and hasattr(model, "question_logits") and not is_offloaded
             self.graphs = Graphs(model) if can_record else None
-        model.fast = base.fast = model.get_decoder().fast = self  # the parts with public passes
-        for forward in self.forwards:
-            vars(forward.module).setdefault("forward", forward)  # others' passes stay; setattr is slow for modules
+        for module, name, own in self.attributes():
+            vars(module).setdefault(name, own)  # others' passes stay; setattr is slow for modules
 
     def uninstall(self) -> None:
-        model = self.model
-        for part in (model, model.base_model, model.get_decoder()):
-            vars(part).pop("fast", None)
-        for forward in self.forwards:
-            if vars(forward.module).get("forward") is forward:
-                del vars(forward.module)["forward"]
+        for module, name, own in self.attributes():
+            if vars(module).get(name) is own:
+                del vars(module)[name]
 
-
-LOCK = threading.Lock()
-CONTEXTS: WeakValueDictionary[int, Fast] = WeakValueDictionary()  # by id(model), as long as anyone has the context
-
-
-def fast_context(model: Any) -> Fast:
-    """The context of a model: the one that a pipeline of the model has already, or a new one."""
-    with LOCK:
-        return CONTEXTS.get(id(model)) or CONTEXTS.setdefault(id(model), Fast(model))
+    def attributes(self) -> list[tuple[nn.Module, str, Any]]:
+        """What is put into the model while passes are fast: (module, name of the attribute, value)."""
+        return [(self.model.base_model, "fast", self), *((one.module, "forward", one) for one in self.forwards)]
 
 
 # --- weights in the layout of a CPU ---
@@ -325,7 +298,6 @@ class Graphs:
     def __init__(self, model: Any):
         self.model = model
         self.passes: dict[Hashable, Recorded] = {}
-        self.seen: set[Hashable] = set()
         self.lock = threading.RLock()  # the buffers belong to one caller at a time
         self.pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
 
@@ -340,15 +312,12 @@ class Graphs:
         )
 
     def run(self, function: Callable[..., Tensors], *inputs: torch.Tensor) -> list[torch.Tensor] | None:
-        """Outputs of the recording for this function and these shapes, made on its second use; None on the first."""
+        """Outputs of the recording for this function and these shapes, made on its first use."""
         with self.lock:
             if not self.is_usable():
                 return None
             key = (function.__name__, *(one.shape for one in inputs))
             if key not in self.passes:
-                if key not in self.seen:  # recording takes ten times as long as a pass
-                    self.seen.add(key)
-                    return None
                 if len(self.passes) == MOST:
                     self.passes.clear()
                 with torch.inference_mode(False), torch.no_grad():  # inference tensors could not be written later

@@ -5,7 +5,7 @@ The library's loop does the decoding. This mixin
 - creates a cache with room for the image, and stops passing the image as soon as the cache holds it;
 - suppresses `[PAD]`, `[UNK]` and `[SOS]`, and raises if a text would exceed `max_position_embeddings`;
 - keeps the model's `max_new_tokens` in pipelines;
-- lets an assistant model encode the image with its own vision tower, once.
+- lets an assistant model draft from the text alone.
 """
 
 from typing import Any
@@ -14,8 +14,8 @@ import torch
 from transformers import Cache, GenerationConfig
 from transformers.generation import GenerationMixin, LogitsProcessorList, SuppressTokensLogitsProcessor
 
-from .cache_traffic_vlm import CACHE_NAME, TrafficVLMCache, either_cache, holds_image
-from .checks_traffic_vlm import check_cache, check_image_index, check_prompt_ends, check_text, padding_mask
+from .cache_traffic_vlm import CACHE_NAME, TrafficVLMCache, holds_image
+from .checks_traffic_vlm import check_image_index, check_prompt_ends, check_text, padding_mask
 
 
 MAX_NEW_TOKENS = 32  # default for an answer: sentences have up to 24 words, and punctuation
@@ -51,9 +51,8 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         for name in ("segment_ids", "question_ends"):
             if kwargs.pop(name, None) is not None:
                 raise ValueError(f"generate() continues one text per row, got packed rows ({name}): use packed=False.")
-        text_config, past_key_values = self.config.get_text_config(), either_cache(past_key_values, cache)
+        text_config, past_key_values = self.config.get_text_config(), past_key_values if cache is None else cache
         if past_key_values is not None:
-            check_cache(past_key_values)
             kwargs[CACHE_NAME] = past_key_values
         ids = kwargs.get("input_ids") if inputs is None else inputs
         if isinstance(ids, torch.Tensor) and past_key_values is None:
@@ -85,17 +84,10 @@ class TrafficVLMGenerationMixin(GenerationMixin):
             kwargs |= {"encoded_images": images, "image_index": image_index}
 
     def prepare_inputs_for_generation(
-        self,
-        input_ids: torch.Tensor,
-        past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        cache: Cache | None = None,
-        **kwargs: Any,
+        self, input_ids: torch.Tensor, inputs_embeds: torch.Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        past_key_values = either_cache(past_key_values, cache)
-        kwargs |= {CACHE_NAME: past_key_values, "inputs_embeds": inputs_embeds}
-        model_inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        if holds_image(past_key_values):
+        model_inputs = super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
+        if holds_image(kwargs.get(CACHE_NAME)):
             model_inputs |= {"encoded_images": None, "image_index": None}
         return model_inputs
 
@@ -142,11 +134,6 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         return processors
 
     def _get_candidate_generator(self, *args: Any, model_kwargs: dict[str, Any], **kwargs: Any) -> Any:
-        assistant, encoded_images = kwargs.get("assistant_model"), model_kwargs.get("encoded_images")
-        if assistant is not None and encoded_images is not None:
-            if hasattr(assistant, "encode_images"):
-                images = assistant.encode_images(encoded_images.pixel_values, encoded_images.attention_mask)
-                model_kwargs = model_kwargs | {"encoded_images": images}
-            else:  # a text-only assistant
-                model_kwargs = {k: v for k, v in model_kwargs.items() if k not in ("encoded_images", "image_index")}
+        if kwargs.get("assistant_model") is not None:  # it drafts from the text alone; this model checks each token
+            model_kwargs = {k: v for k, v in model_kwargs.items() if k not in ("encoded_images", "image_index")}
         return super()._get_candidate_generator(*args, model_kwargs=model_kwargs, **kwargs)

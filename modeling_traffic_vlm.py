@@ -29,7 +29,6 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutputWithPastAndCrossAttentions,
-    BaseModelOutputWithPooling,
     CausalLMOutputWithCrossAttentions,
     SequenceClassifierOutputWithPast,
 )
@@ -48,11 +47,9 @@ from .attention_traffic_vlm import (
     TrafficVLMSelfAttention,
     rotary_embedding,
 )
-from .cache_traffic_vlm import CACHE_NAME, EncodedImages, TrafficVLMCache, either_cache
+from .cache_traffic_vlm import CACHE_NAME, EncodedImages, TrafficVLMCache
 from .checks_traffic_vlm import (
-    check_cache,
     check_image_index,
-    check_labels,
     check_pixels,
     check_text,
     count_positions,
@@ -60,7 +57,7 @@ from .checks_traffic_vlm import (
     padding_mask,
 )
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig, height_and_width
-from .fast_traffic_vlm import Fast, checksum, fast_context
+from .fast_traffic_vlm import Fast, fingerprint
 from .generation_traffic_vlm import MAX_NEW_TOKENS, TrafficVLMGenerationMixin
 from .locating_traffic_vlm import Found, find_objects
 from .scoring_traffic_vlm import TrafficVLMScoringMixin, attention_maps, question_states
@@ -154,7 +151,7 @@ class TrafficVLMDecoderLayer(GradientCheckpointingLayer):
 class TrafficVLMPreTrainedModel(PreTrainedModel):
     """Base class of all models: loading, attention backends and access to the decoder."""
 
-    fast: Fast | None = None  # while passes are fast
+    fast: Fast | None = None  # of the base model, while passes are fast
     config_class: Any = TrafficVLMConfig
     base_model_prefix = "model"
     input_modalities: tuple[str, ...] = ("image", "text")
@@ -181,23 +178,24 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
             init.normal_(module.weight, std=self.config.get_text_config().initializer_range)
 
     def weights_version(self) -> str:
-        """Checksum of the weights without those of a head; see `checksum`."""
-        fast = self.fast  # once, as another thread may leave the context
-        if fast is not None and fast.users > 0:
+        """Checksum of the weights without those of a head; see `fingerprint`."""
+        fast = self.base_model.fast  # once, as another thread may leave the context
+        if fast is None:
+            return fingerprint(self.base_model)[1]
+        with fast:
             return fast.version
-        return checksum(self.base_model)
 
     def fast_context(self) -> Fast:
-        """The context of this model in which passes without gradients are faster; see `Fast`."""
-        return fast_context(self)
+        """A context in which passes of this model without gradients are faster; see `Fast`."""
+        return Fast(self)
 
     def fuse_for_inference(self) -> "TrafficVLMPreTrainedModel":
         """The model, whose passes without gradients are faster until `train()`: as in `fast_context`, never left.
 
-        On a CUDA GPU, images and questions become CUDA graphs, in which hooks do not run. A graph is recorded when its
-        shape comes for the second time.
+        Changed weights are noticed in the next pass with a new image. On a CUDA GPU, images and questions become CUDA
+        graphs, in which hooks do not run. A graph is recorded when its shape comes for the first time.
         """
-        fast_context(self).keep(True)
+        (self.base_model.fast or self.fast_context()).keep(True)
         return self
 
     def train(self, mode: bool = True) -> "TrafficVLMPreTrainedModel":
@@ -206,15 +204,6 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
         if mode and fast is not None:
             fast.keep(False)
         return super().train(mode)
-
-    @property
-    def graphs(self) -> Any:
-        """CUDA graphs of the current weights, which are looked at; None on a CPU, and while passes are not fast."""
-        fast = self.fast
-        if fast is None:
-            return None
-        fast.look_for_changes()
-        return fast.graphs
 
     def choose_images(
         self: Any,
@@ -318,9 +307,8 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
                 f"{implementation} attention does not return its weights: load with attn_implementation='eager' for "
                 "output_attentions=True, or call attention_maps(), which works with every implementation."
             )
-        past_key_values, past_length = either_cache(past_key_values, cache), 0
+        past_key_values, past_length = past_key_values if cache is None else cache, 0
         if past_key_values is not None:
-            check_cache(past_key_values)
             past_length = past_key_values.get_seq_length()
         text: Any = {"attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids}
         check_text(self.config, input_ids, inputs_embeds, **text, past_length=past_length)
@@ -328,8 +316,6 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             inputs_embeds = self.embed_tokens(input_ids)
         # Hide `[PAD]`, unless the caller says what to hide. Later, new tokens do not tell which cached ones to hide.
         is_first_step = not is_torchdynamo_compiling() and int(past_length) == 0
-        if is_first_step and (fast := self.fast) is not None:
-            fast.look_for_changes()
         if attention_mask is None and segment_ids is None and is_first_step:
             attention_mask = padding_mask(input_ids, self.config.pad_token_id)
         if use_cache and past_key_values is None:  # the decorator has replaced None by the config's value
@@ -441,20 +427,13 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
     def encode(self, pixel_values: torch.Tensor) -> EncodedImages:
         """Encoded images of pixels [I,3,H,W], with gradients."""
         check_pixels(pixel_values, self.pixel_shape, self.any_size)
-        graphs = self.graphs
-        images = None if graphs is None else graphs.encode(pixel_values)
+        images, fast = None, self.fast
+        if fast is not None and not is_torchdynamo_compiling():
+            with fast:  # notices changed weights
+                images = None if fast.graphs is None else fast.graphs.encode(pixel_values)
         if images is None:
             images = self.look(pixel_values)
-        return replace(images, pixel_values=pixel_values, image_size=tuple(pixel_values.shape[2:]))
-
-    @can_return_tuple
-    def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
-        """Image tokens of pixels [I,3,H,W]: `last_hidden_state` [I,P,width], and projected `pooler_output` [I,P,C]."""
-        if (fast := self.fast) is not None:
-            fast.look_for_changes()
-        check_pixels(pixel_values, self.pixel_shape, self.any_size)
-        tokens = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True, **kwargs)[0]
-        return BaseModelOutputWithPooling(last_hidden_state=tokens, pooler_output=self.projector(tokens))
+        return replace(images, image_size=tuple(pixel_values.shape[2:]))
 
     def look(self, pixel_values: torch.Tensor) -> EncodedImages:
         """What the tower sees in checked pixels [I,3,H,W], and the decoder reads."""
@@ -525,7 +504,6 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         logits = self.compute_logits(outputs.last_hidden_state[:, keep])
         loss = None
         if labels is not None:
-            check_labels(labels, logits)
             text_config = self.config.get_text_config()
             labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # never a target
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=text_config.vocab_size, **kwargs)
@@ -585,10 +563,6 @@ class TrafficVLMFullModel(TrafficVLMPreTrainedModel):
         threshold, index = located[label] if threshold is None else threshold, [*located].index(label)
         centers: Any = encoded_images.centers
         return [find_objects(one, index, threshold) for one in centers.cpu()]
-
-    def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
-        """Image tokens, as of `TrafficVLMModel.get_image_features`."""
-        return self.model.get_image_features(pixel_values, **kwargs)
 
     def attention_maps(self, *args: Any, **inputs: Any) -> torch.Tensor:
         """Cross-attention maps [B,L,h,w] of each token, with the arguments of `scoring_traffic_vlm.attention_maps`."""

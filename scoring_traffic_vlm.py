@@ -85,7 +85,7 @@ class TrafficVLMScoringMixin:
             position_ids = count_positions(input_ids, attention_mask, 0)
         image_of_row = torch.arange(len(images)) if image_index is None else image_index
         text: Any = {"attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids}
-        graphs = self.graphs
+        graphs = getattr(self.model.fast, "graphs", None)
         logits = None if graphs is None else graphs.answer(images, image_of_row, input_ids, question_ends, **text)
         if logits is None:
             decoder, device = self.model.text_model, images.device
@@ -157,12 +157,12 @@ def attention_maps(
     input_ids: torch.Tensor,
     pixel_values: torch.Tensor | None = None,
     attention_mask: torch.Tensor | None = None,
-    position_ids: torch.Tensor | None = None,
-    segment_ids: torch.Tensor | None = None,
-    question_ends: torch.Tensor | None = None,
+    *,
     encoded_images: EncodedImages | None = None,
     image_index: torch.Tensor | None = None,
     encoder_attention_mask: torch.Tensor | None = None,
+    question_ends: torch.Tensor | None = None,  # returned by the processor, and not read
+    **text: Any,
 ) -> torch.Tensor:
     """Cross-attention maps [B,L,h,w] in float32, of the image tokens, for each token of text; 0 at padding.
 
@@ -170,7 +170,7 @@ def attention_maps(
     a class token, which are left out.
 
     Args:
-        input_ids ... encoder_attention_mask: as of `question_logits`; `question_ends` has no effect.
+        input_ids ... encoder_attention_mask, text: as of `question_logits`.
 
     Raises:
         ValueError: no image.
@@ -182,9 +182,8 @@ def attention_maps(
         attention_mask = padding_mask(input_ids, model.config.get_text_config().pad_token_id)
     check_image_index(image_index, len(input_ids), len(images))
     images, decoder = images.rows(image_index), model.get_decoder()
-    text = {"attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids}
     with reading_cross_attention(decoder) as read:
-        decoder(input_ids=input_ids, **text, encoded_images=images, use_cache=False)
+        decoder(input_ids, attention_mask, **text, encoded_images=images, use_cache=False)
     maps = [module.attention_weights(states, key, images.attention_mask).mean(1) for module, states, key in read]
     weights = torch.stack(maps).mean(0)  # [B,L,P]
     if attention_mask is not None:

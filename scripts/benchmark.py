@@ -111,7 +111,7 @@ def time_in_turns(runs: Mapping[str, Callable[[], Any]]) -> dict[str, str]:
     """Median time in ms of each run, a function with all inputs prepared, and its ratio to the time of the first."""
     timers, times = {}, {name: list[float]() for name in runs}
     for name, run in runs.items():
-        run(), run()  # a graph is recorded when its shape comes for the second time
+        run()  # records a graph of its shape
         timers[name] = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
     for name in [*timers] * ROUNDS:
         times[name] += timers[name].blocked_autorange(min_run_time=SECONDS).times

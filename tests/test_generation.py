@@ -71,12 +71,8 @@ def test_prompt_lookup_and_assisted_decoding_equal_greedy(model, expected):
     inputs = {"input_ids": IDS[:1], "encoded_images": model.encode_images(PIXELS[:1])}
     assert torch.equal(model.generate(**inputs, prompt_lookup_num_tokens=3, **NO_END), expected[:1])
     text_only = TrafficVLMForCausalLM(tiny_text_config(encoder_hidden_size=None)).eval()
-    for assistant in (model, text_only):
+    for assistant in (model, text_only, tiny_model(seed=3)):
         assert torch.equal(model.generate(**inputs, assistant_model=assistant, **NO_END), expected[:1])
-    narrow = tiny_model(seed=3, text={"hidden_size": 16}, vision={"hidden_size": 16})
-    counts = [count_calls(one.model.vision_tower) for one in (model, narrow)]
-    assert torch.equal(model.generate(**inputs, assistant_model=narrow, **NO_END), expected[:1])
-    assert [len(calls) for calls in counts] == [0, 1]  # another model encodes the image itself, once
 
 
 @pytest.mark.parametrize(

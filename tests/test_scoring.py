@@ -103,7 +103,6 @@ def test_encoded_images_replace_pixels(model):
     assert torch.equal(model(ids, encoded_images=loaded).logits, expected)
     for index in (1, -2, slice(1, 2), [1], torch.tensor(1)):
         close(model(ids[1:2], encoded_images=encoded[index]).logits, expected[1:2])
-        close(encoded[index].pixel_values, pixels[1:2])
 
 
 @torch.no_grad()
@@ -111,7 +110,6 @@ def test_joined_encoded_images(model):
     pixels, ids = random_pixels(3), random_ids(3, 5)
     parts = [model.encode_images(pixels[2:]), model.encode_images(pixels[:2])]
     joined, order = EncodedImages.join(parts), torch.tensor([2, 0, 1])
-    assert torch.equal(joined.pixel_values, pixels[order])
     close(model(ids, encoded_images=joined).logits, model(ids, pixels[order]).logits)
 
 
