@@ -75,9 +75,6 @@ def _check(config: Any, condition: bool, message: str, *names: str) -> None:
         raise ValueError(f"{message}: got {values}.")
 
 
-CONV_LISTS = ("conv_widths", "conv_depths", "conv_kernel_sizes", "conv_strides")
-
-
 class TrafficVLMTextConfig(PreTrainedConfig):
     """Configuration of the text decoder. The defaults are the "small" size.
 
@@ -214,19 +211,17 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
     """Configuration of the custom vision tower. The defaults give 7.0 M parameters.
 
     The defaults are the tower of the shipped weights, without the center head that `located` adds: convolutions, and
-    layers that mix each patch with the 7 × 7 patches around it. With four empty lists of convolutions, the tower is a
-    vision transformer on patches.
+    layers that mix each patch with the 7 × 7 patches around it.
 
     Args:
         conv_widths: channels after the stem, after each stage of residual blocks, and after the last convolution.
         conv_depths, conv_kernel_sizes, conv_strides: for each stage the number of blocks, the kernel size, and the
             stride of the first block, 1 or 2.
         hidden_size: width of the image tokens.
-        neck_width, num_hidden_layers, intermediate_size: width and number of the layers after the convolutions or the
-            patch embedding, and the width of their MLPs.
-        num_attention_heads: attention heads of a vision transformer's layers.
+        neck_width, num_hidden_layers, intermediate_size: width and number of the layers after the convolutions, and
+            the width of their MLPs.
         image_size: side of the images, or (height, width). The weights do not depend on it.
-        patch_size: side of a patch in pixels; with convolutions the product of the strides.
+        patch_size: side of a patch in pixels, the product of the strides.
         pool_above: side in pixels. Images of a larger area have one token for 2 × 2 patches. None: no image has.
         located: classes that the center head locates, in alphabetical order, each with the score from which an object
             is reported. Image tokens begin with one for each of them, which tells how many there are. Empty: there is
@@ -249,7 +244,6 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         neck_width: int = 384,
         intermediate_size: int = 1536,
         num_hidden_layers: int = 2,
-        num_attention_heads: int = 12,
         image_size: int | list[int] = 384,
         patch_size: int = 16,
         pool_above: int | None = 320,
@@ -264,7 +258,6 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         self.neck_width = neck_width
         self.intermediate_size = intermediate_size
         self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
         self.image_size = image_size
         self.patch_size = patch_size
         self.pool_above = pool_above
@@ -274,15 +267,10 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
 
     def check_fields(self) -> None:
         """Raise `ValueError` if a field is invalid or fields contradict each other."""
-        if not any(getattr(self, name) for name in CONV_LISTS):
-            _check(self, not self.located, "located needs convolutions", "located", "conv_widths")
-            message = "neck_width must be divisible by num_attention_heads"
-            is_divisible = self.neck_width % self.num_attention_heads == 0
-            _check(self, is_divisible, message, "neck_width", "num_attention_heads")
-            return
-        has_stages = {len(self.conv_widths) - 2} == {len(getattr(self, name)) for name in CONV_LISTS[1:]}
+        stages = ("conv_depths", "conv_kernel_sizes", "conv_strides")
+        has_stages = {len(self.conv_widths) - 2} == {len(getattr(self, name)) for name in stages}
         message = "conv_widths needs two more entries than the other lists, which have one per stage"
-        _check(self, has_stages, message, *CONV_LISTS)
+        _check(self, has_stages, message, "conv_widths", *stages)
         strides, stride = self.conv_strides, math.prod(self.conv_strides)
         fits = set(strides) <= {1, 2} and self.patch_size == stride and math.prod(strides[1:]) >= 4
         message = "strides must be 1 or 2, two of them 2 after the first stage, and patch_size must be their product"
@@ -390,12 +378,11 @@ class TrafficVLMConfig(PreTrainedConfig):
 
     @classmethod
     def with_patch_tower(cls, **kwargs: Any) -> "TrafficVLMConfig":
-        """A vision transformer of 3 layers and width 768 on 16×16 patches (22.0 M parameters), 40.5 M in all.
+        """The library's SigLIP tower of 3 layers and width 768 on 16×16 patches (22.0 M parameters), 40.5 M in all.
 
-        Positions are learned on 14 × 14 patches and interpolated, so sides of images can be any multiples of 16.
+        It reads images of 224 × 224 pixels, or of another `image_size` in `vision_config`.
         """
-        fields: dict[str, Any] = {name: [] for name in CONV_LISTS} | {"image_size": 224, "pool_above": None}
-        fields |= {"neck_width": 768, "intermediate_size": 3072, "num_hidden_layers": 3}
+        fields = {"model_type": "siglip_vision_model", "num_hidden_layers": 3}
         return cls(vision_config=fields | kwargs.pop("vision_config", {}), **kwargs)
 
     @property

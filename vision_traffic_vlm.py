@@ -16,10 +16,6 @@ What is special here:
   "on the left?" need;
 - larger images can have one token for 2 × 2 patches (`pool_above`), so that the decoder's time hardly depends on size;
 - the only running statistics are those of batch normalization. They are constant after training, and if frozen.
-
-Without convolutions (`TrafficVLMConfig.with_patch_tower()`) the tower is a plain vision transformer:
-
-    [B,3,224,224] → linear layer on each 16×16 patch, + learned position → layers → norm → [B,196,768]
 """
 
 import math
@@ -146,29 +142,6 @@ class TrafficVLMConvolutions(nn.Module):
         return [*features, self.head(x)]
 
 
-class TrafficVLMVisionLayer(GradientCheckpointingLayer):
-    """x += attention(norm(x)); x += MLP(norm(x)). Each patch reads the whole image (https://arxiv.org/abs/2010.11929)."""
-
-    def __init__(self, config: TrafficVLMVisionConfig):
-        super().__init__()
-        width = config.neck_width
-        self.num_heads = config.num_attention_heads
-        self.norm1 = nn.LayerNorm(width, eps=NORM_EPS)
-        self.qkv_proj = nn.Linear(width, 3 * width)
-        self.out_proj = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width, eps=NORM_EPS)
-        self.fc1 = nn.Linear(width, config.intermediate_size)
-        self.fc2 = nn.Linear(config.intermediate_size, width)
-        self.act_fn = nn.GELU("tanh")
-
-    def forward(self, x: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-        qkv = self.qkv_proj(self.norm1(x)).unflatten(-1, (3, self.num_heads, -1))  # [B,P,3,H,D]
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [B,H,P,D]
-        attended = nn.functional.scaled_dot_product_attention(query, key, value)
-        x = x + self.out_proj(attended.transpose(1, 2).flatten(2))
-        return x + self.fc2(self.act_fn(self.fc1(self.norm2(x))))
-
-
 class TrafficVLMDepthwiseLayer(GradientCheckpointingLayer):
     """x += MLP(norm(filter(x))). Each patch reads the 7 × 7 patches around it (https://arxiv.org/abs/2201.03545)."""
 
@@ -184,28 +157,6 @@ class TrafficVLMDepthwiseLayer(GradientCheckpointingLayer):
     def forward(self, x: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
         around = self.filter(x.transpose(1, 2).unflatten(2, grid))  # [B,C,rows,columns]
         return x + self.fc2(self.act_fn(self.fc1(self.norm(around.flatten(2).transpose(1, 2)))))
-
-
-class TrafficVLMPatchEmbedding(nn.Module):
-    """Pixels [B,3,H,W] → patches [B,C,rows,columns] with learned positions (https://arxiv.org/abs/2010.11929).
-
-    Positions are learned on a grid of 14 × 14, that of images of 224 pixels, and interpolated for other grids.
-    """
-
-    GRID = 14
-
-    def __init__(self, config: TrafficVLMVisionConfig):
-        super().__init__()
-        width = config.neck_width
-        self.projection = nn.Conv2d(3, width, config.patch_size, stride=config.patch_size)
-        self.position = nn.Embedding(self.GRID * self.GRID, width)
-
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        x = self.projection(pixel_values)
-        position = self.position.weight.T.unflatten(1, (self.GRID, self.GRID))[None]  # [1,C,14,14]
-        if x.shape[2:] != position.shape[2:]:
-            position = nn.functional.interpolate(position, size=tuple(x.shape[2:]), mode="bicubic")
-        return x + position
 
 
 def patch_coordinates(rows: int, columns: int, num_waves: int, like: torch.Tensor) -> torch.Tensor:
@@ -249,7 +200,7 @@ class TrafficVLMVisionModel(PreTrainedModel):
     input_modalities = ("image",)
     supports_gradient_checkpointing = True
     _no_split_modules = ["TrafficVLMVisionModel"]  # it is small, and adds feature maps of three places
-    # Every implementation is accepted: attention here always calls torch's function, which picks the fastest kernel.
+    # Every implementation of attention is accepted: the tower has none.
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -259,20 +210,15 @@ class TrafficVLMVisionModel(PreTrainedModel):
 
     def __init__(self, config: TrafficVLMVisionConfig):
         super().__init__(config)
-        self.has_convolutions = bool(config.conv_widths)
         width = config.neck_width
-        layer: Any = TrafficVLMDepthwiseLayer if self.has_convolutions else TrafficVLMVisionLayer
-        if self.has_convolutions:
-            self.convolutions = TrafficVLMConvolutions(config)
-            finer, same, coarser = self.convolutions.widths
-            self.from_finer = nn.Conv2d(finer, width, 2, stride=2, bias=False)
-            self.from_same = nn.Conv2d(same, width, 1)
-            self.from_coarser = nn.Conv2d(coarser, width, 1, bias=False)
-            self.place = nn.Linear(4 * self.NUM_WAVES, width, bias=False)
-            self.place_of_token = nn.Linear(4 * self.NUM_WAVES, config.hidden_size, bias=False)
-        else:
-            self.patches = TrafficVLMPatchEmbedding(config)
-        self.layers = nn.ModuleList(layer(config) for _ in range(config.num_hidden_layers))
+        self.convolutions = TrafficVLMConvolutions(config)
+        finer, same, coarser = self.convolutions.widths
+        self.from_finer = nn.Conv2d(finer, width, 2, stride=2, bias=False)
+        self.from_same = nn.Conv2d(same, width, 1)
+        self.from_coarser = nn.Conv2d(coarser, width, 1, bias=False)
+        self.place = nn.Linear(4 * self.NUM_WAVES, width, bias=False)
+        self.place_of_token = nn.Linear(4 * self.NUM_WAVES, config.hidden_size, bias=False)
+        self.layers = nn.ModuleList(TrafficVLMDepthwiseLayer(config) for _ in range(config.num_hidden_layers))
         if config.pool_above is not None:
             self.pool = TrafficVLMPatchPooling(config)
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)
@@ -288,7 +234,7 @@ class TrafficVLMVisionModel(PreTrainedModel):
         if isinstance(module, nn.Conv2d):  # He initialization: most are followed by a ReLU
             init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
         # Positions with the same variance as the normalized features.
-        if self.has_convolutions and module is self.place_of_token:
+        if module is self.place_of_token:
             init.normal_(module.weight, std=1 / math.sqrt(2 * self.NUM_WAVES))
         if self.config.pool_above is not None and module is self.pool.merge:
             init.copy_(module.weight, torch.eye(*module.weight.shape))  # the mean alone
@@ -297,16 +243,12 @@ class TrafficVLMVisionModel(PreTrainedModel):
 
     def forward(self, pixel_values: torch.Tensor, **kwargs: Any) -> TrafficVLMVisionOutput:
         """Image tokens of pixels [B,3,H,W], H and W multiples of `patch_size`."""
-        if self.has_convolutions:
-            # Convolutions are faster with channels last, on CPUs and GPUs.
-            maps = self.convolutions(pixel_values.contiguous(memory_format=torch.channels_last))
-            x = self.combine_maps(*maps)
-        else:
-            x = self.patches(pixel_values)
+        # Convolutions are faster with channels last, on CPUs and GPUs.
+        maps = self.convolutions(pixel_values.contiguous(memory_format=torch.channels_last))
+        x = self.combine_maps(*maps)
         rows, columns = x.shape[2:]
         x = x.flatten(2).transpose(1, 2)  # [B,P,C]
-        if self.has_convolutions:
-            x = x + self.place(patch_coordinates(rows, columns, self.NUM_WAVES, x))
+        x = x + self.place(patch_coordinates(rows, columns, self.NUM_WAVES, x))
         for layer in self.layers:
             x = layer(x, (rows, columns))
         patches = x
@@ -314,8 +256,7 @@ class TrafficVLMVisionModel(PreTrainedModel):
         if (token_rows, token_columns) != (rows, columns):
             x = self.pool(x, (rows, columns))
         x = self.to_hidden(self.norm(x))
-        if self.has_convolutions:
-            x = x + self.place_of_token(patch_coordinates(token_rows, token_columns, self.NUM_WAVES, x))
+        x = x + self.place_of_token(patch_coordinates(token_rows, token_columns, self.NUM_WAVES, x))
         if not self.config.located:
             return TrafficVLMVisionOutput(last_hidden_state=x)
         centers = self.center_head(patches, maps[0], (rows, columns))

@@ -31,9 +31,8 @@ VIT = 3 * 16 * 16 * 768 + 768 + 196 * 768 + 3 * VIT_LAYER + 2 * 768  # patches, 
     [
         (TrafficVLMConfig.medium(), 6_998_272, MEDIUM),
         (TrafficVLMConfig.with_patch_tower(), VIT, SMALL),
-        (TrafficVLMConfig({"model_type": "siglip_vision_model", "num_hidden_layers": 3}), VIT, SMALL),
     ],
-    ids=["medium", "patches", "siglip"],
+    ids=["medium", "patches"],
 )
 def test_numbers_of_parameters(config, tower, decoder):
     with torch.device("meta"):

@@ -1,10 +1,10 @@
-"""The vision tower: image sizes, positions, gradients, statistics, and parity with SigLIP."""
+"""The vision tower: image sizes, positions, gradients and statistics."""
 
 import pytest
 import torch
 
 from tiny import TINY_TOWER
-from traffic_vlm.configuration_traffic_vlm import CONV_LISTS, TrafficVLMVisionConfig
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.vision_traffic_vlm import TrafficVLMDepthwiseConv2d, TrafficVLMVisionModel, patch_coordinates
 
 
@@ -59,45 +59,6 @@ def test_depthwise_gradients_in_bfloat16_equal_those_of_torch(kernel_size, strid
         convolution.weight.grad = None
     for actual, expected in zip(*gradients):
         torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.02 * expected.abs().max().item())
-
-
-TINY_PATCHES = TINY_TOWER | {name: [] for name in CONV_LISTS} | {"num_hidden_layers": 3, "image_size": 224}
-
-
-def patch_tower(seed: int = 0, **fields) -> TrafficVLMVisionModel:
-    torch.manual_seed(seed)
-    return TrafficVLMVisionModel(TrafficVLMVisionConfig(**(TINY_PATCHES | fields))).eval()
-
-
-def test_patch_tower_equals_siglip():
-    from transformers import SiglipVisionConfig, SiglipVisionModel
-
-    tower = patch_tower(initializer_range=0.3)
-    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "image_size")
-    fields = {name: getattr(tower.config, name) for name in names}
-    reference = SiglipVisionModel(SiglipVisionConfig(**fields, patch_size=16, vision_use_head=False)).eval()
-    weights = {
-        "embeddings.patch_embedding": tower.patches.projection,
-        "embeddings.position_embedding": tower.patches.position,
-        "post_layernorm": tower.norm,
-    }
-    for index, layer in enumerate(tower.layers):
-        names = {"layer_norm1": "norm1", "layer_norm2": "norm2", "mlp.fc1": "fc1", "mlp.fc2": "fc2"}
-        weights |= {f"encoder.layers.{index}.{theirs}": getattr(layer, ours) for theirs, ours in names.items()}
-        weights[f"encoder.layers.{index}.self_attn.out_proj"] = layer.out_proj
-        for part, name in enumerate("qkv"):
-            one = torch.nn.Linear(24, 24)
-            one.weight.data, one.bias.data = (
-                tensor.chunk(3)[part] for tensor in (layer.qkv_proj.weight.data, layer.qkv_proj.bias.data)
-            )
-            weights[f"encoder.layers.{index}.self_attn.{name}_proj"] = one
-    state = {f"{prefix}.{name}": value for prefix, one in weights.items() for name, value in one.state_dict().items()}
-    base = getattr(reference, "vision_model", reference)
-    assert not base.load_state_dict(state, strict=False).missing_keys
-    for size, is_interpolated in (((224, 224), False), ((64, 320), True)):
-        image = pixels(2, 3, *size)
-        theirs = reference(image, interpolate_pos_encoding=is_interpolated).last_hidden_state
-        torch.testing.assert_close(tower(image).last_hidden_state, theirs, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -41,7 +41,6 @@ TINY_TOWER = {
     "hidden_size": 24,
     "neck_width": 24,
     "intermediate_size": 32,
-    "num_attention_heads": 2,
     "image_size": 256,
     "pool_above": None,
 }
