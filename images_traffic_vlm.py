@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageCms, ImageOps
 
 
 try:
@@ -94,38 +94,31 @@ def to_rgb(image: Any) -> Image.Image:
         with _open(image) as opened:
             return _convert(opened)
     except Exception as error:  # for damaged files, Pillow raises errors of any type
-        raise _unreadable(image, error) from error
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"cannot read the {_name(image)}: {error}") from error
 
 
-def _unreadable(image: Any, error: Exception) -> TypeError | ValueError:
-    """An error that names an image by its file, or by its type with its size or value."""
-    path, content = getattr(image, "filename", None) or getattr(image, "name", None) or image, image
+def _name(image: Any) -> str:
+    """An image for errors: its file, or its type with its size or value."""
     if isinstance(image, Mapping):
-        path, content = image.get("path"), image.get("bytes")
+        image = image.get("path") or image.get("bytes")
+    path = getattr(image, "filename", None) or getattr(image, "name", None) or image
     if isinstance(path, str | os.PathLike):
-        text = os.fspath(path)
-        name = f"image {text!r}" if len(text) <= 100 else f"image {text[:20]!r}...{text[-60:]!r}"
-    elif isinstance(content, BYTES):
-        name = f"image of {len(content):,} bytes"
-    elif hasattr(image, "shape"):
-        name = f"{type(image).__name__} of shape {tuple(image.shape)}"
-    else:
-        name = f"{type(image).__name__} {image!r:.50}"
-    reason = "Pillow cannot identify its format" if isinstance(error, UnidentifiedImageError) else error
-    return (TypeError if isinstance(error, TypeError) else ValueError)(f"cannot read the {name}: {reason}")
+        return f"image {os.fspath(path)[-100:]!r}"
+    if isinstance(image, BYTES):
+        return f"image of {len(image):,} bytes"
+    if hasattr(image, "shape"):
+        return f"{type(image).__name__} of shape {tuple(image.shape)}"
+    return f"{type(image).__name__} {image!r:.50}"
 
 
 def _open(source: Any) -> Image.Image:
-    if hasattr(source, "read"):
-        with suppress(AttributeError, OSError):  # a pipe has no start
-            source.seek(0)
-        source = source.read()
-        if not isinstance(source, bytes):
-            raise TypeError("expected a file that is open in binary mode")
     if isinstance(source, Mapping):
         source = source.get("path") if source.get("bytes") is None else source["bytes"]
     if isinstance(source, BYTES):
-        return Image.open(io.BytesIO(source))
+        source = io.BytesIO(source)
+    if hasattr(source, "read"):
+        return Image.open(source)  # from its start
     if not isinstance(source, str | os.PathLike):
         raise TypeError("expected a PIL image, an array, a tensor, a path, a URL, base64 text, bytes or an open file")
     name = os.fspath(source)
@@ -157,23 +150,17 @@ def _convert(image: Image.Image) -> Image.Image:
             image = ImageOps.exif_transpose(image)
     if image.mode == "F" or image.mode.startswith("I"):
         image = Image.fromarray(_to_uint8(np.asarray(image)))
-    mode = "RGBA" if image.has_transparency_data else "RGB"
+    profile, mode = image.info.get("icc_profile"), "RGBA" if image.has_transparency_data else "RGB"
     image = image if image.mode == mode else image.convert(mode)
-    if profile := image.info.get("icc_profile"):
-        image = _to_srgb(image, profile)
+    if profile is not None:
+        with suppress(Exception):  # viewers ignore a damaged profile, too, and one for gray or CMYK
+            colors = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+            if "srgb" not in ImageCms.getProfileDescription(colors).lower():
+                image = ImageCms.profileToProfile(image, colors, ImageCms.createProfile("sRGB")) or image
     if mode == "RGBA":
         background = Image.new("RGBA", image.size, "white")
         background.alpha_composite(image)
         image = background.convert("RGB")
-    return image
-
-
-def _to_srgb(image: Image.Image, content: bytes) -> Image.Image:
-    """An image of mode RGB or RGBA in the colors of screens, by the content of its ICC profile."""
-    with suppress(Exception):  # viewers ignore a damaged profile, too, and one for gray or CMYK
-        profile = ImageCms.ImageCmsProfile(io.BytesIO(content))
-        if "srgb" not in ImageCms.getProfileDescription(profile).lower():
-            return ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB")) or image
     return image
 
 
