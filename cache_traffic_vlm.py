@@ -149,7 +149,7 @@ class TrafficVLMCache(DynamicCache):
         if held is None:
             self.image = image
         elif not is_torchdynamo_compiling():
-            pairs = [(held.key_values[0][0], image.key_values[0][0])]
+            pairs: list[Any] = [(held.key_values[0][0], image.key_values[0][0])]
             if image.attention_mask is not None:
                 pairs.append((held.attention_mask, image.attention_mask))
             if not all(old is not None and torch.equal(old, new) for old, new in pairs):

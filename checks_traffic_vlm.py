@@ -125,11 +125,9 @@ def check_text(
             raise ValueError(f"A text of {length} tokens is longer than max_position_embeddings={limit}.")
 
 
-def check_prompt_ends(last_ids: torch.Tensor, eos_token_id: int | list[int] | None) -> None:
+def check_prompt_ends(last_ids: torch.Tensor, eos_token_id: int) -> None:
     """Refuse prompts whose last token [N] is `[EOS]`: no answer follows the end of a text."""
-    if eos_token_id is None:
-        return
-    if bool(torch.isin(last_ids, torch.tensor(eos_token_id, device=last_ids.device)).any()):
+    if bool((last_ids == eos_token_id).any()):
         reason = "which the tokenizer adds to a complete text, so no answer can follow"
         raise ValueError(f"A prompt ends in [EOS] ({eos_token_id}), {reason}. The processor leaves [EOS] out.")
 

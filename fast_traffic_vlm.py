@@ -106,7 +106,8 @@ class Fast:
         self.lock = threading.RLock()
         self.forwards: list[FastForward] = []
         self.graphs: Graphs | None = None
-        self.version, self.state = "", None
+        self.version = ""
+        self.state: tuple[list[int], str] = ([], "")
 
     def __enter__(self) -> "Fast":
         with self.lock:
@@ -290,10 +291,7 @@ def answer(model: Any, text: torch.Tensor, ends: torch.Tensor, keys: torch.Tenso
 
 
 class Graphs:
-    """Recorded passes of a `TrafficVLMForConditionalGeneration`, by function and shapes.
-
-    `encode` and `answer` return None if there is no graph for their inputs: the model then computes its own pass.
-    """
+    """Recorded passes of a `TrafficVLMForConditionalGeneration`, by function and shapes."""
 
     def __init__(self, model: Any):
         self.model = model
@@ -311,11 +309,9 @@ class Graphs:
             and not (hasattr(model, "peft_config") or getattr(model, "is_quantized", False))
         )
 
-    def run(self, function: Callable[..., Tensors], *inputs: torch.Tensor) -> list[torch.Tensor] | None:
+    def run(self, function: Callable[..., Tensors], *inputs: torch.Tensor) -> list[torch.Tensor]:
         """Outputs of the recording for this function and these shapes, made on its first use."""
         with self.lock:
-            if not self.is_usable():
-                return None
             key = (function.__name__, *(one.shape for one in inputs))
             if key not in self.passes:
                 if len(self.passes) == MOST:
@@ -325,12 +321,9 @@ class Graphs:
                     self.passes[key] = Recorded(partial(function, self.model), buffers, self.pool)
             return self.passes[key](*inputs)
 
-    def encode(self, pixel_values: torch.Tensor) -> EncodedImages | None:
+    def encode(self, pixel_values: torch.Tensor) -> EncodedImages:
         """Encoded images of checked pixels [I,3,H,W]."""
-        found = self.run(encode_images, pixel_values.to(self.model.dtype))
-        if found is None:
-            return None
-        keys, values, *centers = found
+        keys, values, *centers = self.run(encode_images, pixel_values.to(self.model.dtype))
         return EncodedImages(tuple(zip(keys, values)), centers=next(iter(centers), None))
 
     def answer(
@@ -344,6 +337,8 @@ class Graphs:
         segment_ids: Any,
     ) -> torch.Tensor | None:
         """Logits [Q,V] of the Q questions of packed rows [B,L], row after row, of checked text on the CPU.
+
+        None if there are no graphs for such inputs: the model then computes its own pass.
 
         Args:
             image_of_row: [B], index of the image of each row.
@@ -362,8 +357,6 @@ class Graphs:
         if not torch.equal(index, torch.arange(len(images))):
             index = to_device(index, images.device)
             keys, values = keys[:, index], values[:, index]
-        found = self.run(answer, text, pad(ends.clamp(min=0), size[0], power_of_two(count)), keys, values)
-        if found is None:
-            return None
-        logits, is_question = found[0][:rows, :count].flatten(0, 1), (ends >= 0).flatten()
+        [logits] = self.run(answer, text, pad(ends.clamp(min=0), size[0], power_of_two(count)), keys, values)
+        logits, is_question = logits[:rows, :count].flatten(0, 1), (ends >= 0).flatten()
         return logits if bool(is_question.all()) else logits[to_device(is_question.nonzero()[:, 0], logits.device)]

@@ -382,11 +382,6 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
 
     def encode(self, encoder_hidden_states: torch.Tensor) -> EncodedImages:
         """Encoded images of image tokens [I,P,encoder_hidden_size], with gradients."""
-        width = self.config.encoder_hidden_size
-        if encoder_hidden_states.ndim != 3 or encoder_hidden_states.shape[-1] != width:
-            shape = tuple(encoder_hidden_states.shape)
-            message = f"encoder_hidden_states must be [I,P,{width}] (encoder_hidden_size; None: no cross-attention)"
-            raise ValueError(f"{message}, got {shape}.")
         return EncodedImages(tuple(layer.cross_attn.project(encoder_hidden_states) for layer in self.layers))
 
     @staticmethod
@@ -427,13 +422,15 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
     def encode(self, pixel_values: torch.Tensor) -> EncodedImages:
         """Encoded images of pixels [I,3,H,W], with gradients."""
         check_pixels(pixel_values, self.pixel_shape, self.any_size)
+        height, width = pixel_values.shape[2:]
         images, fast = None, self.fast
         if fast is not None and not is_torchdynamo_compiling():
             with fast:  # notices changed weights
-                images = None if fast.graphs is None else fast.graphs.encode(pixel_values)
+                if fast.graphs is not None and fast.graphs.is_usable():
+                    images = fast.graphs.encode(pixel_values)
         if images is None:
             images = self.look(pixel_values)
-        return replace(images, image_size=tuple(pixel_values.shape[2:]))
+        return replace(images, image_size=(height, width))
 
     def look(self, pixel_values: torch.Tensor) -> EncodedImages:
         """What the tower sees in checked pixels [I,3,H,W], and the decoder reads."""
@@ -459,11 +456,9 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
             encoder_attention_mask: [I,P], 0 at image tokens to hide.
             input_ids, attention_mask, **kwargs: as of `TrafficVLMTextModel.forward`, `image_index` among them.
         """
-        # The decoder reads its own config. What the full model's config changes from the default applies to it, too:
-        # the library's Trainer turns `use_cache` off.
-        for name, default in (("use_cache", True), ("output_hidden_states", False), ("output_attentions", False)):
-            if kwargs.get(name) is None and getattr(self.config, name, default) != default:
-                kwargs[name] = not default
+        # The decoder reads its own config, but the library's Trainer turns `use_cache` off in the full model's.
+        if kwargs.get("use_cache") is None and not getattr(self.config, "use_cache", True):
+            kwargs["use_cache"] = False
         images = self.choose_images(pixel_values, encoded_images, encoder_attention_mask)
         text = {"input_ids": input_ids, "attention_mask": attention_mask, "return_dict": True}
         return self.text_model(encoded_images=images, **kwargs | text)

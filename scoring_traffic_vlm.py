@@ -85,8 +85,9 @@ class TrafficVLMScoringMixin:
             position_ids = count_positions(input_ids, attention_mask, 0)
         image_of_row = torch.arange(len(images)) if image_index is None else image_index
         text: Any = {"attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids}
-        graphs = getattr(self.model.fast, "graphs", None)
-        logits = None if graphs is None else graphs.answer(images, image_of_row, input_ids, question_ends, **text)
+        logits, graphs = None, getattr(self.model.fast, "graphs", None)
+        if graphs is not None and graphs.is_usable():
+            logits = graphs.answer(images, image_of_row, input_ids, question_ends, **text)
         if logits is None:
             decoder, device = self.model.text_model, images.device
             moved = {name: None if tensor is None else tensor.to(device) for name, tensor in text.items()}

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from ..common.files import DataError
 from ..common.image_files import IMAGE_SUFFIXES, open_image, select_files
 from ..common.options import option
-from ..fast_traffic_vlm import checksum
+from ..fast_traffic_vlm import fingerprint
 from .cluster import running_ray, share_machines
 from .options import ModelOptions, examine, read_questions
 
@@ -265,7 +265,7 @@ def prepare(options: LabelOptions) -> dict[str, Any]:
     options.ask = [question.text for question in questions]
     return {
         "questions": sorted(options.ask),
-        "weights": checksum(pipe.model),
+        "weights": fingerprint(pipe.model)[1],
         "temperature": pipe.model.config.yes_no_temperature,
         "thresholds": digest(Path(options.thresholds).read_text()) if options.thresholds else None,
         **{name: getattr(options, name) for name in SHARED},
