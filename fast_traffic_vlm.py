@@ -19,7 +19,6 @@ import hashlib
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -47,11 +46,13 @@ SAMPLES: WeakKeyDictionary[nn.Module, tuple[list[int], Views]] = WeakKeyDictiona
 
 def tensors_of(module: nn.Module) -> list[torch.Tensor]:
     """Parameters and buffers of a module and its parts; torch takes ten times as long to list them."""
-    modules, tensors = [module], list[torch.Tensor | None]()
-    while modules:
-        one = modules.pop()
-        tensors += chain(one._parameters.values(), one._buffers.values())
-        modules += [part for part in one._modules.values() if part is not None]
+    modules: list[nn.Module | None] = [module]
+    tensors: list[torch.Tensor | None] = []
+    for one in modules:  # each adds its parts to the list
+        if one is not None:
+            tensors += one._parameters.values()
+            tensors += one._buffers.values()
+            modules += one._modules.values()
     return [tensor for tensor in tensors if tensor is not None]
 
 
@@ -76,10 +77,11 @@ def fingerprint(module: nn.Module) -> tuple[list[int], str]:
     """
     tensors = tensors_of(module)
     addresses = list(map(torch.Tensor.data_ptr, tensors))
-    if module not in SAMPLES or SAMPLES[module][0] != addresses:
-        SAMPLES[module] = addresses, sample(tensors)
+    kept = SAMPLES.get(module)
+    if kept is None or kept[0] != addresses:
+        kept = SAMPLES[module] = addresses, sample(tensors)
     digest = hashlib.blake2b(digest_size=16)
-    for device, views in SAMPLES[module][1].items():
+    for device, views in kept[1].items():
         read = views if device.type == "cpu" else [torch.cat(views).cpu().numpy()]  # one transfer
         digest.update(b"".join(view.tobytes() for view in read))
     return addresses, digest.hexdigest()
@@ -139,17 +141,15 @@ class Fast:
             is_offloaded = any(hasattr(one, "_hf_hook") for one in model.modules())  # by accelerate
             can_record = model.device.type == "cuda" and hasattr(model, "question_logits") and not is_offloaded
             self.graphs = Graphs(model) if can_record else None
-        for module, name, own in self.attributes():
-            vars(module).setdefault(name, own)  # others' passes stay; setattr is slow for modules
+        vars(model.base_model).setdefault("fast", self)
+        for forward in self.forwards:
+            vars(forward.module).setdefault("forward", forward)  # others' passes stay; setattr is slow for modules
 
     def uninstall(self) -> None:
-        for module, name, own in self.attributes():
-            if vars(module).get(name) is own:
+        own = [(self.model.base_model, "fast", self), *((one.module, "forward", one) for one in self.forwards)]
+        for module, name, value in own:
+            if vars(module).get(name) is value:
                 del vars(module)[name]
-
-    def attributes(self) -> list[tuple[nn.Module, str, Any]]:
-        """What is put into the model while passes are fast: (module, name of the attribute, value)."""
-        return [(self.model.base_model, "fast", self), *((one.module, "forward", one) for one in self.forwards)]
 
 
 # --- weights in the layout of a CPU ---
