@@ -306,8 +306,8 @@ class TrafficVLMPipeline(Pipeline):
         if question is None:
             processor = self.processor
             limit = min(self.text_config.max_position_embeddings, processor.tokenizer.model_max_length)
-            taught, own = processor.taught_words, processor.own_questions
-            question = processor.rules.read(text, processor.prompt, limit, taught, own).refusing(answer_untaught)
+            options = (processor.taught_words, processor.own_questions, answer_untaught)
+            question = processor.rules.read(text, processor.prompt, limit, *options)
             if len(self._questions) >= MAX_QUESTIONS:
                 self._questions.clear()
             self._questions[text, answer_untaught] = question

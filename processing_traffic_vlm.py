@@ -12,7 +12,7 @@ What is special here:
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -25,7 +25,16 @@ from .configuration_traffic_vlm import check_image_size
 from .describing_traffic_vlm import Caption  # noqa: F401  for the pipeline: transformers < 5.16 copies only what is here
 from .images_traffic_vlm import Region, to_rgb
 from .pipeline_traffic_vlm import TrafficVLMPipeline
-from .question_traffic_vlm import LETTERS, Prompt, Rules, has_word, is_content_word, question_words, words_at
+from .question_traffic_vlm import (
+    LETTERS,
+    UNKNOWN_TOKEN,
+    Prompt,
+    Rules,
+    has_word,
+    is_content_word,
+    question_words,
+    words_at,
+)
 from .tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
@@ -34,7 +43,7 @@ logger = logging.get_logger(__name__)
 SIDES = (224, 640)  # of images that the weights were tried on, in pixels
 ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
 IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
-TEXT_OPTIONS = ("padding", "padding_side", "max_length", "truncation")
+TEXT_OPTIONS = ("padding", "padding_side", "max_length")
 IMAGE_OPTIONS = ("do_rescale", "do_normalize")
 IGNORED_OPTIONS = ("add_special_tokens", "sanitize_control_tokens", "verbose")  # the library passes these
 TOKEN_INPUTS = ("input_ids", "attention_mask", "labels", "position_ids", "segment_ids")  # one number for each token
@@ -83,27 +92,17 @@ def list_texts(texts: Any, name: str, limit: int) -> list[list[str]]:
     return rows
 
 
-def fill_rows(questions: Sequence[tuple[int, int]], width: int, reorder: bool = False) -> list[list[int]]:
-    """Rows of indices of questions (image, tokens): each about one image, of at most `width` tokens or one question.
-
-    A question goes into the last row, or a new one. With `reorder`, the longest of an image comes first, and each goes
-    into the image's first row with room.
-    """
+def fill_rows(questions: Sequence[tuple[int, int]], width: int) -> list[list[int]]:
+    """Rows of indices of questions (image, tokens), in order: each row is about one image and has at most `width`
+    tokens, or one question."""
     rows: list[list[int]] = []
-    room: list[int] = []
-    first, last = 0, -1  # the first row about the last image
-    order = range(len(questions))
-    for index in sorted(order, key=lambda i: (questions[i][0], -questions[i][1])) if reorder else order:
-        image, tokens = questions[index]
-        if image != last:
-            first, last = len(rows), image
-        candidates = range(first if reorder else max(first, len(rows) - 1), len(rows))
-        row = next((row for row in candidates if room[row] >= tokens), len(rows))
-        if row == len(rows):
+    room, last = 0, -1
+    for index, (image, tokens) in enumerate(questions):
+        if image != last or tokens > room:
             rows.append([])
-            room.append(width)
-        rows[row].append(index)
-        room[row] -= tokens
+            room, last = width, image
+        rows[-1].append(index)
+        room -= tokens
     return rows
 
 
@@ -111,7 +110,7 @@ def fit_rows(questions: Sequence[tuple[int, int]]) -> list[list[int]]:
     """The rows of `fill_rows` in the width with the fewest tokens in all rows together, padding included."""
     totals = [sum(tokens for _, tokens in group) for _, group in groupby(questions, key=lambda one: one[0])]
     widths = range(max(tokens for _, tokens in questions), max(totals) + 1, 4)
-    filled = [(width, fill_rows(questions, width, reorder=True)) for width in widths]
+    filled = [(width, fill_rows(questions, width)) for width in widths]
     return min(filled, key=lambda pair: pair[0] * len(pair[1]))[1]
 
 
@@ -138,15 +137,6 @@ def place_rows(rows: Sequence[Sequence[Segment]], pad_id: int, width: int, left:
     data = {name: [list(row[i]) for row in placed] for i, name in enumerate(TOKEN_INPUTS)}
     most = max(map(len, rows))
     return data | {"question_ends": [ends + [-1] * (most - len(ends)) for ends in all_ends]}
-
-
-def _as_blocks(chat: Any) -> Any:
-    """A message, or nested lists of messages, with each content as a list of blocks."""
-    if isinstance(chat, list | tuple):
-        return [_as_blocks(one) for one in chat]
-    if isinstance(chat, dict) and isinstance(chat.get("content"), str):
-        return {**chat, "content": [{"type": "text", "text": chat["content"]}]}
-    return chat
 
 
 class TrafficVLMProcessor(ProcessorMixin):
@@ -208,8 +198,8 @@ class TrafficVLMProcessor(ProcessorMixin):
             text: a question (I = 1), a list of one question per image, or one list of questions per image.
             suffix: the answers to train on, with the same shape as ``text``.
             packed: whether a row holds several questions about one image.
-            row_tokens: maximum number of tokens of a packed row; an image with more gets several rows. "fit" reorders
-                the questions of an image into rows with the fewest tokens in total, for training.
+            row_tokens: maximum number of tokens of a packed row; an image with more gets several rows. "fit" is the
+                number with the fewest tokens in all rows together, for training.
             on_unknown: "warn", "raise" or "ignore" if words are not in the vocabulary or, without `suffix`, not taught
                 (see `untaught_words`).
             region: the part of each image to read: a `Region`, or its left, top, width and height as fractions.
@@ -217,8 +207,8 @@ class TrafficVLMProcessor(ProcessorMixin):
                 shows smaller objects. By default that of the image processor.
             options: ``return_tensors`` is "pt", "np", or None for lists ("pt" if packed); ``padding`` is True (if
                 tensors are returned), False or "max_length", to ``max_length`` tokens; ``padding_side``;
-                ``truncation=True`` shortens long questions; ``do_rescale`` and ``do_normalize`` of the images. As in
-                the library, they can stand in ``text_kwargs``, ``images_kwargs`` or ``common_kwargs``.
+                ``do_rescale`` and ``do_normalize`` of the images. As in the library, they can stand in
+                ``text_kwargs``, ``images_kwargs`` or ``common_kwargs``.
 
         Returns:
             ``pixel_values`` [I,3,H,W] float32 and, all int64,
@@ -228,8 +218,7 @@ class TrafficVLMProcessor(ProcessorMixin):
             - packed: ``input_ids``, ``attention_mask`` [R,L], ``position_ids`` [R,L] starting at 0 for each question,
               ``segment_ids`` [R,L], the number of the question in its row (from 1; 0 at padding), ``question_ends``
               [R,Q], the column of each prompt's last token (-1 if a row has fewer than Q questions), and, unless row i
-              holds all questions about image i, ``image_index`` [R]; with "fit" also ``question_spans`` [N,3], where
-              each of the N questions went, in the order of `text`: its row, and its prompt's first and last column;
+              holds all questions about image i, ``image_index`` [R];
             - with ``suffix``: ``labels``, with the shape of ``input_ids``: the answer and ``[EOS]``, elsewhere -100.
 
         Raises:
@@ -254,7 +243,7 @@ class TrafficVLMProcessor(ProcessorMixin):
             if answers is not None and [*map(len, rows)] != [*map(len, answers)]:
                 got = f"{[*map(len, rows)]!s:.40} questions and {[*map(len, answers)]!s:.40} answers per image"
                 raise ValueError(f"`suffix` must have the shape of `text`, got {got}")
-            segments = self.text(rows, answers, on_unknown, layout.pop("truncation", None))
+            segments = self.text(rows, answers, on_unknown)
             layout = {"padding": return_tensors is not None} | layout
             data |= self.lay_out(segments, packed, row_tokens, return_tensors=None, **layout)
         return BatchFeature(data, tensor_type=return_tensors)
@@ -311,7 +300,6 @@ class TrafficVLMProcessor(ProcessorMixin):
         questions: Sequence[Sequence[str]],
         answers: Sequence[Sequence[str]] | None = None,
         on_unknown: str = "warn",
-        truncation: Any = None,
     ) -> list[list[Segment]]:
         """(ids of the prompt, ids of the answer and [EOS]) for each question of each image; [] without answers.
 
@@ -336,15 +324,11 @@ class TrafficVLMProcessor(ProcessorMixin):
             self._report_words(distinct, on_unknown, is_taught=answers is not None)
         prompts = [self._prompt(words) for words in ids[:count]]
         ends = [[*words, self.tokenizer.eos_token_id] for words in ids[count:]] or [[]] * count
-        limit, is_shortened = self.tokenizer.model_max_length, truncation not in (None, False, "do_not_truncate")
+        limit = self.tokenizer.model_max_length
         for index, (prompt, end) in enumerate(zip(prompts, ends)):
-            over = len(prompt) + len(end) - limit
-            if over > 0 and not (is_shortened and over < len(prompt) - 2):
+            if len(prompt) + len(end) > limit:
                 sizes = f"{len(prompt)} tokens and {len(end)} of its answer, at most {limit} are allowed"
-                question = f"{typed[index][:80]!r}... (truncation=True shortens the question)"
-                raise ValueError(f"question {index} has {sizes}: {question}")
-            if over > 0:
-                del prompt[-1 - over : -1]  # the last words, before "?"
+                raise ValueError(f"question {index} has {sizes}: {typed[index][:80]!r}...")
         segments = iter(zip(prompts, ends))
         return [[next(segments) for _ in row] for row in questions]
 
@@ -382,15 +366,10 @@ class TrafficVLMProcessor(ProcessorMixin):
         if not any(answer for *_, answer in questions):
             del data["labels"]
         image_index = [questions[row[0]][0] for row in rows]
-        if image_index != list(range(len(images))) or (packed and row_tokens == "fit"):
+        if image_index != list(range(len(images))):
             data["image_index"] = image_index
         if not packed:
             del data["position_ids"], data["segment_ids"], data["question_ends"]
-        elif row_tokens == "fit":
-            data["question_spans"] = spans = [[0, 0, 0]] * len(questions)
-            for number, (row, ends) in enumerate(zip(rows, data["question_ends"])):
-                for index, end in zip(row, ends):
-                    spans[index] = [number, end + 1 - len(questions[index][1]), end]
         return BatchFeature(data, tensor_type=return_tensors)
 
     def prompt(self, question: str) -> Prompt:
@@ -418,30 +397,32 @@ class TrafficVLMProcessor(ProcessorMixin):
 
     def unknown_words(self, text: str | Sequence[str]) -> list[str]:
         """The words of a text or texts that are not in the vocabulary, as typed, each once, in order of appearance."""
-        return self.tokenizer.unknown_words(text)
+        return self._words_of(text, lambda token: token == UNKNOWN_TOKEN)
 
     def untaught_words(self, text: str | Sequence[str]) -> list[str]:
-        """The content words of a text or texts that the model was not taught, or not reliably, each once.
+        """The content words of a text or texts that the model was not taught, or not reliably, as typed, each once.
 
         Empty if `taught` is None: nothing is known then.
         """
-        taught = self.taught_words
-        texts = [text] if isinstance(text, str) else list(text)
-        if taught is None or not texts:
+        if (taught := self.taught_words) is None:
             return []
-        ids = dict.fromkeys(token for words in self.tokenizer.encode_words(texts)["input_ids"] for token in words)
-        words = self.tokenizer.convert_ids_to_tokens(list(ids))
-        return [word for word in words if is_content_word(word) and word not in taught]
+        return self._words_of(text, lambda token: is_content_word(token) and token not in taught)
+
+    def _words_of(self, text: str | Sequence[str], is_meant: Callable[[str], bool]) -> list[str]:
+        texts = [text] if isinstance(text, str) else list(text)
+        if not texts:
+            return []
+        batch = self.tokenizer.encode_words(texts, return_offsets_mapping=True)
+        found: dict[str, None] = {}
+        for source, ids, offsets in zip(texts, batch["input_ids"], batch["offset_mapping"]):
+            tokens = self.tokenizer.convert_ids_to_tokens(ids)
+            found |= dict.fromkeys(words_at(source, (span for token, span in zip(tokens, offsets) if is_meant(token))))
+        return list(found)
 
     @property
     def taught_words(self) -> frozenset[str] | None:
         """The words of `taught`; None if they are not known."""
         return None if self.taught is None else frozenset(self.taught)
-
-    def apply_chat_template(self, conversation: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in the library; also tokenizes messages whose content is a string, with every version of transformers."""
-        # transformers 5.5 looks for images and expects each content to be a list of blocks.
-        return super().apply_chat_template(_as_blocks(conversation), *args, **kwargs)
 
     def post_process_image_text_to_text(
         self, generated_outputs: Any, skip_special_tokens: bool = True, **kwargs: Any

@@ -73,17 +73,14 @@ _AUXILIARIES = _BE | frozenset("am do does did has have had can could will would
 _NEGATED_AUXILIARIES = frozenset(word + "nt" for word in _AUXILIARIES) | {"cant", "wont"}
 _AUXILIARY = rf"(?:{'|'.join(sorted(_AUXILIARIES | _NEGATED_AUXILIARIES))})\b"
 _WH = r"(?:what|which|who|whom|whose|whereabouts|where|when|why|how)(?:s|re|d|ll)?\b"
-_CONDITION = rf"when\b(?! {_AUXILIARY})"  # "When it is dark, are the lights on?"
 # What says nothing about the answer: "so, could you tell me", "I would like to know", "do you see" before "what".
 _LEAD_IN = re.compile(
-    r"(?:\s*(?:please|and|so|now|okay|ok|also|but|then|well|or|just"
-    rf"|(?:{_AUXILIARY} you |id? (?:(?:want|need|would|like) )*to |let (?:me|us) )?(?:please )?"
-    rf"(?:(?:say|tell|answer|know|check|show)(?: (?:me|us|please))*|(?:see|look)(?=(?: \w+)? {_WH})))\b)*\s*"
+    rf"(?:\s*(?:please|and|so|now|ok|okay|but|well|or|(?:{_AUXILIARY} you |id? (?:(?:want|need|would|like) )*to )?"
+    rf"(?:please )?(?:(?:say|tell|answer|know)(?: (?:me|us|please))*|(?:see|look)(?=(?: \w+)? {_WH})))\b)*\s*"
 )
 _without_lead_in = partial(_LEAD_IN.sub, "", count=1)  # it matches at the start, if only the empty text
 _REQUEST = re.compile(
-    rf"(?:find|give)\b|(?:{_AUXILIARY} you )?(?:please )?(?:describe|list|name|count|explain|identify|predict|select"
-    r"|choose|determine|estimate|summarize|read|specify|classify|categorize|caption|compare|locate)\b"
+    rf"(?:find|give)\b|(?:{_AUXILIARY} you )?(?:please )?(?:describe|list|name|count|explain|predict|select)\b"
 )
 # "What color is it?", "In this image how many cars are there?", "The parked car is in what lane?"
 _ASKS_FOR_WORDS = re.compile(
@@ -97,38 +94,27 @@ _FOR_WORDS = re.compile(
     # "Is the light red or green?", "Is it on the left or on the right?"
     r"|(?:is|are|was|were) (?:(?:it|this|that|these|those)\b|the(?: \w+){1,2}?)"
     r"(?:(?: \w+,)* \w+,? or \w+| .*\bor (?:on|in|at|by|of|to|from|an?|the) .*)"
-    # "Is traffic heavy or light?", "Day or night?"
+    # "Is the car ahead of us parked or moving?", "Day or night?"
     r"|(?!are there|is there|can|do ).*\b(?:left or right|day or night|red or green|wet or dry|stop or go"
     r"|heavy or light|parked or moving|moving or parked)\b.*"
-    r"|(?:is|was) (?:it|this|that) an? \w+(?: \w+)? or \w+(?: \w+){0,2}"
 )
-# A clause that can stand alone as a question: three words or more, but not "can you tell me", "may I ask".
+# A clause that can stand alone as a question, but not "can you tell me", "may I ask".
 _QUESTION = re.compile(
-    r"(?=\S+ \S+ \S+)"
-    rf"(?:{_AUXILIARY} (?!(?:you|i) (?!see|find|count|read|detect|spot|observe|notice|drive|turn|stop|go|pass|cross))"
-    rf"|(?!{_CONDITION}){_WH}.* {_AUXILIARY})"
+    rf"(?=\S+ \S+ \S+)(?:{_AUXILIARY} (?!(?:you|i) (?!see|find|count))|{_WH}.* {_AUXILIARY})"
+    rf"|(?!when){_WH}(?: \S+)?$"  # "Where?", "How many?"
 )
-_SHORT_QUESTION = re.compile(rf"(?!when){_WH}(?: \S+)?")  # a second one: "Where?", "How many?"
 # Clauses, to find "answer yes or no" and second questions. A hyphen between spaces separates, as a dash does.
 _SEPARATOR = re.compile(r"(\s*(?:[.?!…。？！,;:()\[\]\n]|\s-\s|[\u2013\u2014])\s*)")
 _YES_OR_NO = re.compile(r"\b(?:yes or no|yes ?/ ?no|no or yes)\b", re.IGNORECASE)
 # A clause of these words alone asks for yes or no, and not about the image.
 _INSTRUCTION = frozenset(
-    "please answer answers reply respond response say tell give return output write choose pick use using state "
-    "only just simply strictly directly with in by as to of from be is should must can could will would you your it "
-    "me us a an the this that following question one single word words format form i want need either nothing else "
-    "without do dont not explain explanation anything more either".split()
+    "please answer reply respond response say tell give write choose use only just simply with in by a an the this "
+    "that following question one single word your it to me must should nothing else dont do not explain or".split()
 )
 # A second question begins like this after "and".
-_AND_ASKS = re.compile(
-    r"\band (?=(?:is|are|does|do|can|was|were|has|have|will) (?:there|it|this|that|the|an?|any|you|we)\b"
-    r"|(?:what|which|how|where|when|who|why)\b)"
-)
-# "No" and "zero" before a noun, but not in what a sign says: "a no parking sign", "no entry signs".
-_NO = (
-    r"(?<!\ba )(?<!\ban )(?<!\bthe )(?<!\bthis )(?<!\bsays )(?<!\bsay )\b(?:no|zero)(?= [^\W\d])(?! one\b)"
-    r"(?! (?:parking|stopping|standing|waiting|entry|passing|overtaking|honking|turn|(?:left|right|u) turn) signs?\b)"
-)
+_AND_ASKS = re.compile(rf"\band (?={_AUXILIARY} (?:there|it|this|that|the|an?|any|you|we)\b|{_WH})")
+# "No" and "zero" before a noun, but not in the name of a sign: "no entry signs".
+_NO = r"\b(?:no|zero)(?= [^\W\d])(?! (?:parking|stopping|entry|passing|overtaking|(?:left|right|u) turn) signs?\b)"
 _NEGATION = re.compile(
     r"\b(?:not|never|none|nobody|nothing|neither|nor|nowhere|cannot|hardly|barely|scarcely|rarely|no one"
     r"|without(?! (?:an? )?riders?\b)"  # was taught
@@ -148,8 +134,8 @@ _LEFT_OUT = [
 # What turns the meaning of a yes/no question around: (what, what is asked in its place).
 _OPPOSITES = [
     (  # Elsewhere "no" is not understood.
-        r"^((?:(?:please|so|and|ok|okay|now),? )*(?:(?:is|are|was|were)(?: there)?|(?:do|can) (?:you|we) (?:see|have)"
-        rf"|do(?:es)? (?:the|this) \w+ (?:show|have|contain))(?: really| still)? ){_NO}",
+        r"^((?:(?:is|are|was|were)(?: there)?|(?:do|can) (?:you|we) (?:see|have)"
+        rf"|do(?:es)? (?:the|this) \w+ (?:show|have|contain)) ){_NO}",
         r"\1any",
     ),
     # "Dry" was hardly taught: it is asked as not wet.
@@ -181,14 +167,8 @@ def _without_instruction(text: str) -> tuple[str, bool]:
 def _count_questions(text: str) -> int:
     """The number of questions in a text: 2 for "Is there a car? Is it snowing?" and "Is there a car, and where?"."""
     text = re.sub(r"[^\S\n]+", " ", text.casefold().translate(_NO_APOSTROPHES))
-    text = _AND_ASKS.sub("; ", text)
-    first, *rest = _SEPARATOR.split(text)  # clause, separator, clause, ...
-    count = int(_QUESTION.match(_without_lead_in(first)) is not None)
-    for separator, clause in zip(rest[::2], map(_without_lead_in, rest[1::2])):
-        is_relative = separator.strip() == "," and clause.startswith(("which", "who"))
-        is_question = _QUESTION.match(clause) or _SHORT_QUESTION.fullmatch(clause)
-        count += not is_relative and is_question is not None
-    return count
+    clauses = _SEPARATOR.split(_AND_ASKS.sub("; ", text))[::2]
+    return sum(_QUESTION.match(_without_lead_in(clause)) is not None for clause in clauses)
 
 
 def _asks_yes_no(simple: str) -> bool:
@@ -200,14 +180,12 @@ def _asks_yes_no(simple: str) -> bool:
     text = simple.casefold()
     if _FOR_WORDS.fullmatch(text):
         return False
-    clauses = [_without_lead_in(clause) for clause in _SEPARATOR.split(text)[::2] if clause.strip()]
-    for clause in clauses:
+    for clause in map(_without_lead_in, _SEPARATOR.split(text)[::2]):
         if _REQUEST.match(clause):
             return False
         if re.match(_AUXILIARY, clause):
             return True
-        is_condition = len(clauses) > 1 and re.match(_CONDITION, clause)
-        if _ASKS_FOR_WORDS.match(clause) and not is_condition:
+        if _ASKS_FOR_WORDS.match(clause):
             return False
     return True
 
@@ -228,15 +206,13 @@ FUNCTION_WORDS = frozenset(
     one first second third normal possible important main current likely able involved
     """.split()
 )
-_VERBS = frozenset("do does did has have had can will should may must".split())
+_VERBS = _AUXILIARIES - _BE
 _PRONOUNS = frozenset("it this that these those we you i they".split())
 _BEFORE_THINGS = frozenset("many see have has show".split())
 # Before a noun; they are skipped.
 _DETERMINERS = _PRONOUNS | frozenset(
-    """
-    a an the any some its my your their all both each every another other more many most fewer less same of just still
-    now there visible first second third possible important main current normal likely be been and or
-    """.split()
+    "a an the any some its my your all both each other another more fewer just still now there visible possible main "
+    "be been and or".split()
 )
 # After a noun: where it is, which only qualifies. Function words end a noun, too.
 _PLACES = frozenset(
@@ -265,42 +241,36 @@ def asked_for(tokens: Sequence[str]) -> list[int]:
     for i, word in enumerate(tokens):
         before, after = (tokens[k] if 0 <= k < len(tokens) else "" for k in (i - 1, i + 1))
         is_there = "there" in (word, before) and not _BE.isdisjoint((word, before))
-        is_of = word == "of" and before in ("number", "color")
-        if is_there or is_of or word in _BEFORE_THINGS:
+        is_around = before in _PRONOUNS and word in ("in", "on", "at")  # "are we in a [tunnel]"
+        is_verb = word in _VERBS and before in _CLAUSE_ENDS and after not in ("there", "you", "we", "i")
+        if is_there or is_around or word in _BEFORE_THINGS:
             found |= _nouns(tokens, i + 1)
-        elif word == "any" or (word in _BE and after != "there"):
-            found |= _nouns(tokens, i + 1, has_predicate=True, has_preposition=after in _PRONOUNS)
-        elif word in _VERBS and before in _CLAUSE_ENDS and after not in ("there", "you", "we", "i"):
+        elif word == "any" or is_verb or (word in _BE and after != "there"):
             found |= _nouns(tokens, i + 1, has_predicate=True)
     return sorted(found)
 
 
-def _nouns(tokens: Sequence[str], start: int, has_predicate: bool = False, has_preposition: bool = False) -> set[int]:
+def _nouns(tokens: Sequence[str], start: int, has_predicate: bool = False) -> set[int]:
     """The places of the heads of the nouns that begin at `start`: "a white [van] or a [bus] near the kerb".
 
     Args:
         has_predicate: a word may be said of the noun: "the [lane] [blocked]".
-        has_preposition: the noun may follow a preposition: "we in a [tunnel]".
     """
     found: set[int] = set()
-    skipped = _DETERMINERS | (FUNCTION_WORDS - _BE - _VERBS if has_preposition else frozenset())
     while True:
-        while start < len(tokens) and (tokens[start] in skipped or tokens[start].isdigit()):
+        while start < len(tokens) and (tokens[start] in _DETERMINERS or tokens[start].isdigit()):
             start += 1
         end = start
         while end < len(tokens) and not _ends_noun(tokens[end]):
             end += 1
         if end == start:
             return found
-        head, after = end - 1, tokens[end] if end < len(tokens) else ""
-        found.add(head)
-        is_verb = _PARTICIPLE.fullmatch(tokens[head]) is not None
-        if head > start and (is_verb or (has_predicate and after in _CLAUSE_ENDS)):
-            found.add(head - 1)  # what it is said of
-        if is_verb and after in ("a", "an", "the"):
-            found |= _nouns(tokens, end)  # its object: "wearing a [belt]"
-        # "the door of the car [open]", "it be [safe]"
-        if after not in (",", "and", "or") and not (has_predicate and after in ("of", "be", "been")):
+        found.add(end - 1)
+        after = tokens[end] if end < len(tokens) else ""
+        is_said = _PARTICIPLE.fullmatch(tokens[end - 1]) or (has_predicate and after in _CLAUSE_ENDS)
+        if is_said and end - start > 1:
+            found.add(end - 2)  # what it is said of
+        if after not in (",", "and", "or"):
             return found
         start = end + 1
 
@@ -389,7 +359,6 @@ class Question:
         unknown_words: its words that are not in the vocabulary; the model ignores them.
         untaught_words: its words that the model was not taught; it guesses what they mean.
         problem: why it cannot be answered; None if it can be.
-        refusal: why its answer would be a guess: what it asks for is unknown or was not taught; otherwise None.
     """
 
     text: str
@@ -401,11 +370,6 @@ class Question:
     unknown_words: tuple[str, ...] = ()
     untaught_words: tuple[str, ...] = ()
     problem: str | None = None
-    refusal: str | None = None
-
-    def refusing(self, answer_untaught: bool) -> "Question":
-        """The question, whose refusal is its problem unless `answer_untaught`."""
-        return self if answer_untaught or self.problem else replace(self, problem=self.refusal)
 
     def item(self, problem: str | None = None, **found: Any) -> dict[str, Any]:
         """The item that the pipeline returns: an answer or a problem, and unknown and untaught words."""
@@ -533,12 +497,7 @@ class Rules:
         `words` are those that the tokenizer reads: "what color is the traffic light".
         """
         words = words.replace(" 's", " is")
-        kind = next((kind for kind, pattern in self.kinds if pattern.search(words)), None)
-        if kind is None or " or " not in words:
-            return kind
-        named = {value for value in kind.values if re.search(rf"\b{value}\b", words)}  # "is it sunny or rainy"
-        chosen = tuple(value for value in kind.values if value in {*named, NONE})
-        return replace(kind, values=chosen) if len(named) > 1 else kind
+        return next((kind for kind, pattern in self.kinds if pattern.search(words)), None)
 
     def read(
         self,
@@ -547,6 +506,7 @@ class Rules:
         limit: int,
         taught: Collection[str] | None = None,
         any_kind: bool = False,
+        answer_untaught: bool = False,
     ) -> Question:
         """A question, checked and tokenized.
 
@@ -555,6 +515,7 @@ class Rules:
             limit: maximum number of tokens of a question with its answer.
             taught: the content words that the model was taught; None if they are not known.
             any_kind: accept every question and every answer in words: the model was taught a user's own questions.
+            answer_untaught: accept a question whose answer would be a guess.
         """
         too_long = f"with its answer, at most {limit} tokens are possible: {text[:80]!r}"
         if len(text) > LETTERS * limit:
@@ -579,7 +540,7 @@ class Rules:
             input_ids=tuple(ids),
             unknown_words=unknown,
             untaught_words=tuple(dict.fromkeys(untaught)),
-            refusal=self._refusal(tokens, typed, taught),
+            problem=None if answer_untaught else self._refusal(tokens, typed, taught),
         )
         if form.is_yes_no or any_kind or not self.kinds:
             return question

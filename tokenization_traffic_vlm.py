@@ -6,7 +6,7 @@ What is special here:
 - the words "yes" and "no" become `[YES]` and `[NO]`. These tokens are not special: skipping special tokens keeps them,
   and they are decoded as "yes" and "no";
 - a number outside the vocabulary is split into its digits, so no number is unknown;
-- a word that is not in the vocabulary becomes `[UNK]` and is never dropped; `unknown_words` lists such words;
+- a word that is not in the vocabulary becomes `[UNK]` and is never dropped; the processor names such words;
 - 20 entries are reserved for a user's own words, which `with_words` adds.
 """
 
@@ -19,8 +19,6 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
-
-from .question_traffic_vlm import words_at
 
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[SOS]", "[EOS]"]
@@ -501,18 +499,6 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
         """The ids of the words of texts, without `[SOS]` and `[EOS]`. "[PAD]" or "[EOS]" in a text are words, too."""
         plain = {"add_special_tokens": False, "split_special_tokens": True, "padding": False, "truncation": False}
         return self(texts, verbose=False, return_attention_mask=False, **plain, **options)
-
-    def unknown_words(self, text: str | Sequence[str]) -> list[str]:
-        """The words that become `[UNK]`, as written in the text or texts, each once, in order of appearance."""
-        texts = [text] if isinstance(text, str) else list(text)
-        if not texts:
-            return []
-        batch = self.encode_words(texts, return_offsets_mapping=True)
-        unknown: dict[str, None] = {}
-        for source, ids, offsets in zip(texts, batch["input_ids"], batch["offset_mapping"]):
-            spans = (span for token_id, span in zip(ids, offsets) if token_id == self.unk_token_id)
-            unknown |= dict.fromkeys(words_at(source, spans))
-        return list(unknown)
 
 
 # Needed only for a class imported from the package: a tokenizer loaded by an auto class saves its auto_map anyway.

@@ -30,8 +30,8 @@ class Asking:
     def read(self, text: str) -> Question:
         """A question, checked and tokenized."""
         about = self.about
-        question = self.rules.read(text, self._prompt, about["max_tokens"], about["taught"], about["own_questions"])
-        return question.refusing(about["answer_untaught"])
+        options = (about["max_tokens"], about["taught"], about["own_questions"], about["answer_untaught"])
+        return self.rules.read(text, self._prompt, *options)
 
     def _prompt(self, text: str) -> Prompt:
         ids, tokens, words = map(list, zip(*json.loads(self.tokenize(text)))) if text else ([], [], [])

@@ -39,9 +39,10 @@ class Collator(TrafficCollator):
             for question in item.questions:
                 tokens = self.processor(text=question.text, suffix=question.answer)
                 alone[image, *tokens["input_ids"][0], *tokens["labels"][0]] = question
+        images = batch.get("image_index", torch.arange(len(self.prepared))).tolist()
         for row, segments in enumerate(batch["segment_ids"]):
             for segment in range(1, int(segments.max()) + 1):
-                columns, image = (segments == segment).nonzero().flatten(), int(batch["image_index"][row])
+                columns, image = (segments == segment).nonzero().flatten(), images[row]
                 ids, labels = batch["input_ids"][row, columns].tolist(), batch["labels"][row, columns].tolist()
                 assert batch["position_ids"][row, columns].tolist() == list(range(len(columns)))
                 found[row, int(columns[labels.count(-100) - 1])] = image, alone[image, *ids, *labels]

@@ -88,11 +88,11 @@ def test_decoded_questions_read_well_and_have_the_same_ids():
 # --- unknown words ---
 
 
-def test_unknown_words_are_listed_as_written():
-    assert TOKENIZER.unknown_words("\ufdfa can't a\u0301b") == ["\ufdfa", "a\u0301b"]  # one letter, many tokens
+def test_unknown_words_are_listed_as_written(processor):
+    assert processor.unknown_words("\ufdfa can't a\u0301b") == ["\ufdfa", "a\u0301b"]  # one letter, many tokens
     text = "Is the Balloon\U0001f642 next to the lorry a balloon or a Zeppelin?"
-    assert TOKENIZER.unknown_words(text) == ["Balloon", "\U0001f642", "balloon", "Zeppelin"]
-    assert TOKENIZER.unknown_words(["Is there a car?", "Where are their positions?"]) == ["positions"]
+    assert processor.unknown_words(text) == ["Balloon", "\U0001f642", "balloon", "Zeppelin"]
+    assert processor.unknown_words(["Is there a car?", "Where are their positions?"]) == ["positions"]
 
 
 PIECES = st.sampled_from([*SPECIAL_IDS, RESERVED_TOKENS[0], "[pad]", "[ PAD ]", "car", " ", "[", "]", "'s", "\u200b"])
@@ -100,11 +100,11 @@ PIECES = st.sampled_from([*SPECIAL_IDS, RESERVED_TOKENS[0], "[pad]", "[ PAD ]", 
 
 @settings(max_examples=30, deadline=None)
 @given(st.text(max_size=80) | st.lists(PIECES, max_size=8).map("".join))
-def test_any_text_has_valid_ids_and_lists_its_unknown_words(text):
+def test_any_text_has_valid_ids_and_lists_its_unknown_words(processor, text):
     ids = TOKENIZER.encode(text, split_special_tokens=True)
     assert ids[0] == 2 and ids[-1] == 3
     # Text of users never gives [PAD], [SOS], [EOS] or a reserved entry.
     assert set(ids[1:-1]) <= {1, *range(4, 500)} - {*TOKENIZER.reserved_ids}
-    unknown = TOKENIZER.unknown_words(text)
+    unknown = processor.unknown_words(text)
     assert bool(unknown) == (1 in ids)
     assert "" not in unknown and all(word in text for word in unknown)

@@ -25,10 +25,10 @@ EMBEDDINGS = "model.text_model.embed_tokens.weight"
 PLENTY = ["".join(chr(ord("a") + int(digit)) for digit in f"99{number}") for number in range(10, 32)]  # "jjba", ...
 
 
-def test_twenty_entries_are_reserved_and_no_text_becomes_one():
+def test_twenty_entries_are_reserved_and_no_text_becomes_one(processor):
     assert len(RESERVED) == 20 and TOKENIZER.convert_ids_to_tokens(RESERVED) == RESERVED_TOKENS
     assert TOKENIZER.tokenize("Is it a [RESERVED_0]?") == ["is", "it", "a", "[UNK]", "0", "?"]
-    assert TOKENIZER.unknown_words("[RESERVED_0] [reserved_19]") == ["RESERVED", "reserved"]
+    assert processor.unknown_words("[RESERVED_0] [reserved_19]") == ["RESERVED", "reserved"]
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2}])

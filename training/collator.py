@@ -111,8 +111,11 @@ class TrafficCollator:
             image_size=side,
             return_tensors="pt",
         )
-        spans = iter([tuple(span) for span in batch.pop("question_spans").tolist()])
-        del batch["question_ends"]  # the model needs them only for scoring
+        ends = batch.pop("question_ends")  # the model needs them only for scoring
+        rows_of, questions_of = (ends >= 0).nonzero(as_tuple=True)
+        last = ends[rows_of, questions_of]
+        first = last - batch["position_ids"][rows_of, last]
+        spans = zip(rows_of.tolist(), first.tolist(), last.tolist())
         for item in images:
             item.spans = list(islice(spans, len(item.questions)))
         return self.add_targets(images, dict(batch))
