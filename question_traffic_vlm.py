@@ -241,9 +241,10 @@ def asked_for(tokens: Sequence[str]) -> list[int]:
     for i, word in enumerate(tokens):
         before, after = (tokens[k] if 0 <= k < len(tokens) else "" for k in (i - 1, i + 1))
         is_there = "there" in (word, before) and not _BE.isdisjoint((word, before))
+        is_of = word == "of" and before in ("number", "color")
         is_around = before in _PRONOUNS and word in ("in", "on", "at")  # "are we in a [tunnel]"
         is_verb = word in _VERBS and before in _CLAUSE_ENDS and after not in ("there", "you", "we", "i")
-        if is_there or is_around or word in _BEFORE_THINGS:
+        if is_there or is_of or is_around or word in _BEFORE_THINGS:
             found |= _nouns(tokens, i + 1)
         elif word == "any" or is_verb or (word in _BE and after != "there"):
             found |= _nouns(tokens, i + 1, has_predicate=True)
