@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any
 
@@ -104,7 +104,7 @@ class TrafficVLMPipeline(Pipeline):
         self.fast = self.model.fast_context()  # passes are fast while this pipeline asks; the model stays unchanged
         self.text_config = self.model.config.get_text_config()
         self.located: dict[str, float] = getattr(self.model.config.vision_config, "located", {})
-        self._questions: dict[tuple[str, bool], Question] = {}  # those read
+        self._read_once = lru_cache(MAX_QUESTIONS)(self._read)  # the same are usually asked about many images
 
     def _sanitize_parameters(
         self,
@@ -296,22 +296,17 @@ class TrafficVLMPipeline(Pipeline):
         return {"caption": caption.text, "facts": [{"question": one, "p_yes": p_yes[one]} for one in caption.said]}
 
     def read_question(self, text: str, answer_untaught: bool | None = None) -> Question:
-        """The question, checked and tokenized. Its refusal is a problem, unless `answer_untaught`.
-
-        Up to 4,096 questions are kept, as the same are usually asked about many images; then all are forgotten.
-        """
+        """The question, checked and tokenized. If its answer would be a guess, that is a problem, unless
+        `answer_untaught`."""
         if answer_untaught is None:
             answer_untaught = self._preprocess_params.get("answer_untaught", False)
-        question = self._questions.get((text, answer_untaught))
-        if question is None:
-            processor = self.processor
-            limit = min(self.text_config.max_position_embeddings, processor.tokenizer.model_max_length)
-            options = (processor.taught_words, processor.own_questions, answer_untaught)
-            question = processor.rules.read(text, processor.prompt, limit, *options)
-            if len(self._questions) >= MAX_QUESTIONS:
-                self._questions.clear()
-            self._questions[text, answer_untaught] = question
-        return question
+        return self._read_once(text, answer_untaught)
+
+    def _read(self, text: str, answer_untaught: bool) -> Question:
+        processor = self.processor
+        limit = min(self.text_config.max_position_embeddings, processor.tokenizer.model_max_length)
+        options = (processor.taught_words, processor.own_questions, answer_untaught)
+        return processor.rules.read(text, processor.prompt, limit, *options)
 
     def preprocess(self, inputs: Asked, region: Any = None, image_size: Any = None) -> Asked:
         """The image with its pixels, unless it is encoded. Runs in threads."""
@@ -386,14 +381,9 @@ class TrafficVLMPipeline(Pipeline):
 
         The probability of a whole sentence is always near 0.
         """
-        limit = self.text_config.max_position_embeddings  # of a question with its answer
-        new_tokens = self.model.generation_config.max_new_tokens
         images, questions, _ = zip(*asked)
-        if len(asked) > 1 and max(len(question.input_ids) for question in questions) > limit - new_tokens:
-            # A long question leaves less room, and would cut the answers to the others: each is asked alone.
-            return [answer for item in asked for answer in self._generate(encoded, [item])]
         prompts = self.processor.lay_out([[(question.input_ids, ())] for question in questions], packed=False)
-        length = prompts["input_ids"].shape[1]
+        length, most = prompts["input_ids"].shape[1], self.text_config.max_position_embeddings
         tokenizer, vocabulary = self.processor.tokenizer, self.processor.tokenizer.get_vocab()
         no_first = {self.text_config.yes_token_id, self.text_config.no_token_id, *self.text_config.suppressed_tokens}
 
@@ -406,7 +396,7 @@ class TrafficVLMPipeline(Pipeline):
             encoded_images=encoded,
             image_index=torch.tensor(images, device=self.device),
             prefix_allowed_tokens_fn=find_next,
-            max_new_tokens=min(new_tokens, limit - length),
+            max_new_tokens=min(self.model.generation_config.max_new_tokens, most - length),
             do_sample=False,
             num_beams=1,
             output_logits=True,
