@@ -1,4 +1,4 @@
-"""Datasets of images, scenes and questions: written as Parquet files, loaded, rendered while training, and mixed.
+"""Datasets of images, scenes and questions: written as Parquet files, loaded, or rendered while training.
 
     records or seeds → blocks of 256 → Dataset.from_generator → rows {image, questions, answers, ..., scene} → Parquet
 
@@ -378,6 +378,8 @@ def synthetic_rows(first_seed: int, num_images: int, questions_per_image: int = 
 class SyntheticRows(torch.utils.data.Dataset):
     """Rows {image (PIL), scene (a `Scene`), source, image_id}, rendered from one seed each, from `first_seed` on."""
 
+    column_names = ("image", "scene", "source", "image_id")
+
     def __init__(self, first_seed: int = 0, num_images: int = 1 << 20):
         self.first_seed, self.num_images = first_seed, num_images
 
@@ -387,48 +389,6 @@ class SyntheticRows(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         image, scene = render(self.first_seed + index)
         return {"image": image, "scene": scene, "source": scene.source, "image_id": scene.image_id}
-
-
-class Mixture(torch.utils.data.Dataset):
-    """Rows of several map-style datasets. A row follows from the seed, the epoch and the index alone.
-
-    Args:
-        sources: the datasets.
-        weights: of each dataset, any positive numbers; by default the number of its rows.
-        images_per_epoch: the number of images between two checkpoints; by default the number of all rows.
-
-    Raises:
-        ValueError: there is no dataset, one is empty, or the weights are not one positive number for each.
-    """
-
-    def __init__(
-        self,
-        sources: Sequence[Any],
-        weights: Sequence[float] | None = None,
-        images_per_epoch: int | None = None,
-        seed: int = 0,
-    ):
-        sizes = [len(source) for source in sources]
-        if not sizes or min(sizes) == 0:
-            raise ValueError(f"every dataset must have rows, these have {sizes}")
-        weights = list(sizes if weights is None else weights)
-        if len(weights) != len(sizes) or min(weights) <= 0:
-            raise ValueError(f"weights must be positive numbers, one for each dataset ({len(sizes)}), got {weights}")
-        self.sources, self.weights, self.sizes = list(sources), weights, sizes
-        self.images_per_epoch = images_per_epoch or sum(sizes)
-        self.seed, self.epoch = seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch to draw; called before each epoch."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self.images_per_epoch
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        rng = random.Random(f"{self.seed}/{self.epoch}/{index}")
-        [source] = rng.choices(range(len(self.sources)), self.weights)
-        return self.sources[source][rng.randrange(self.sizes[source])]
 
 
 def load_rows(

@@ -3,8 +3,6 @@
     python scripts/push_to_hub.py me/traffic-vlm --dry_run     # list the files and check them; takes seconds on a CPU
     python scripts/push_to_hub.py me/traffic-vlm
     python scripts/push_to_hub.py me/my-streets --model runs/tuned --private
-    python scripts/push_to_hub.py me/ask-my-streets --space runs/web   # the page of export.py --web, as a static Space
-    python scripts/push_to_hub.py me/ask-a-model --space .            # app.py with this model, as a Gradio Space
 
 Log in first with `hf auth login`, or set HF_TOKEN. A model folder has a model card (README.md), and may have LICENSE
 files and docs/. Before the upload the folder is loaded in a new process and answers a question.
@@ -17,13 +15,12 @@ from pathlib import Path
 from traffic_vlm.common.files import ROOT
 from traffic_vlm.common.options import option, option_parser
 from traffic_vlm.scripts import command
-from traffic_vlm.training.publish import publish, publish_space
+from traffic_vlm.training.publish import publish
 
 
 @dataclass
 class PublishOptions:
     model: Path = option(ROOT, "model folder")
-    space: Path | None = option(None, "upload this Space, not the model: a page of export.py --web, or a clone")
     dry_run: bool = option(False, "list and check the files, but upload nothing")
     private: bool = option(False, "make the repository private; refuse a public one")
 
@@ -33,8 +30,7 @@ def main() -> None:
     parser = option_parser([PublishOptions], __doc__)
     parser.add_argument("repo_id", help="name on the Hub: user/name, or a name in your own account")
     options = parser.parse_args()
-    publish_folder, folder = (publish_space, options.space) if options.space else (publish, options.model)
-    url = publish_folder(folder, options.repo_id, options.dry_run, private=options.private or None)
+    url = publish(options.model, options.repo_id, options.dry_run, private=options.private or None)
     print(f"uploaded: {url}" if url else "dry run: nothing was uploaded")
 
 

@@ -127,25 +127,23 @@ def browser():
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Replaces `HfApi` in `traffic_vlm.training.publish`: `hub.commits` lists (repository, {path: content}), and
-    `hub.spaces` the repositories that are static Spaces."""
+    """Replaces `HfApi` in `traffic_vlm.training.publish`: `hub.commits` lists (repository, {path: content})."""
     api = create_autospec(HfApi, instance=True)
-    api.commits, api.is_private, api.spaces = [], {}, []
+    api.commits, api.is_private = [], {}
 
-    def create_repo(repo_id, *, repo_type, space_sdk, private=None, exist_ok=False):
+    def create_repo(repo_id, *, private=None, exist_ok=False):
         repo_id = repo_id if "/" in repo_id else f"me/{repo_id}"
-        api.spaces += [repo_id] if (repo_type, space_sdk) == ("space", "static") else []
         api.is_private.setdefault(repo_id, bool(private))
         return SimpleNamespace(repo_id=repo_id)
 
-    def upload_folder(*, repo_id, folder_path, repo_type):
+    def upload_folder(*, repo_id, folder_path):
         paths = [path for path in Path(folder_path).rglob("*") if path.is_file()]
         api.commits.append((repo_id, {path.relative_to(folder_path).as_posix(): path.read_bytes() for path in paths}))
         return SimpleNamespace(commit_url=f"https://huggingface.co/{repo_id}/commit/1")
 
     api.create_repo.side_effect = create_repo
     api.upload_folder.side_effect = upload_folder
-    api.repo_info.side_effect = lambda repo_id, repo_type: SimpleNamespace(private=api.is_private[repo_id])
+    api.repo_info.side_effect = lambda repo_id: SimpleNamespace(private=api.is_private[repo_id])
     monkeypatch.setattr("traffic_vlm.training.publish.HfApi", lambda token: api)
     monkeypatch.setenv("HF_TOKEN", "hf_test")
     return api

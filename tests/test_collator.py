@@ -1,4 +1,4 @@
-"""Batches: packed questions and targets by an oracle, balance within each source, and mixed datasets."""
+"""Batches: packed questions and targets by an oracle, and balance within each source."""
 
 import random
 from collections import Counter
@@ -6,12 +6,11 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 from PIL import Image
 
 from tiny import tiny_model
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
-from traffic_vlm.data.datasets import Mixture, SyntheticRows
+from traffic_vlm.data.datasets import SyntheticRows
 from traffic_vlm.data.questions import TOLERANCE
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject, is_a
 from traffic_vlm.data.synthetic import render
@@ -19,14 +18,19 @@ from traffic_vlm.training.auxiliary.grounding import box_patches
 from traffic_vlm.training.auxiliary.losses import LOSSES, make_targets
 from traffic_vlm.training.auxiliary.presence import HEAD_QUESTIONS
 from traffic_vlm.training.collator import TrafficCollator
+from traffic_vlm.training.drawing import Drawn
 
 
 class Collator(TrafficCollator):
-    """A collator with all targets, which keeps the images and questions of its last batch."""
+    """A collator of rows, with all targets, which keeps the images and questions of its last batch."""
 
-    def __init__(self, processor, questions, sources=(), **options):
+    def __init__(self, processor, questions, sources=(), side=256):
         targets = make_targets(LOSSES, processor, TrafficVLMVisionConfig(located={"car": 0.3}), sources)
-        super().__init__(processor, questions, targets=targets, **options)
+        super().__init__(processor, questions, targets)
+        self.size, self.rng = (side, side), np.random.default_rng(0)
+
+    def __call__(self, rows):
+        return super().__call__(Drawn(rows, self.size, self.rng))
 
     def add_targets(self, images, batch):
         self.prepared = images
@@ -127,7 +131,7 @@ def test_batches_of_training_have_one_size(processor):
     """Images without a question are replaced by others of the batch, so that every batch has as many images."""
     empty = own(scene=Scene(40, 40))
     rows = [empty, own(["Is there a car?"]), empty, own(["What is the driver doing?"])]
-    batch = TrafficCollator(processor)(rows)
+    batch = Collator(processor, 16)(rows)
     assert len(batch["pixel_values"]) == 4 and batch["segment_ids"].amax(1).tolist() == [1] * 4  # questions a row
     asked = processor.tokenizer.batch_decode(batch["input_ids"])
     assert sum("what is the status of the driver?" in text for text in asked) == 2  # in the words that are asked
@@ -136,15 +140,15 @@ def test_batches_of_training_have_one_size(processor):
 def test_each_batch_has_one_of_the_sizes_and_targets_of_its_grid(processor):
     rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(2))]
     for side in (192, 320):
-        batch = Collator(processor, 4, sizes={side: 1.0})(rows)
+        batch = Collator(processor, 4, side=side)(rows)
         assert batch["pixel_values"].shape == (2, 3, side, side)
-        assert batch["targets"]["presence"]["patch"].shape[2:] == (side // 16, side // 16)
+        assert batch["targets"]["presence"]["inside"].shape == (4, (side // 16) ** 2)
         assert batch["targets"]["centers"]["is_center"].shape == (2, side // 8, side // 8)
 
 
 def test_a_batch_keeps_questions_when_the_balancer_rejects_all(processor):
     """Always the same answer is true: the balancer soon rejects every question."""
-    collate = TrafficCollator(processor, questions_per_image=4)
+    collate = Collator(processor, 4)
     row = own(scene=Scene(40, 40, (SceneObject("car", (0.0, 0.0, 40.0, 40.0)),)))
     for _ in range(30):
         assert ((collate([row])["labels"] != -100).sum(-1) > 0).all()
@@ -169,26 +173,6 @@ def test_yes_and_no_are_balanced_within_each_source(processor):
         assert counts.total() > 15 and abs(counts["yes"] - counts["no"]) <= TOLERANCE
 
 
-def test_a_mixture_follows_its_weights_and_depends_only_on_seed_and_epoch():
-    rows = [Dataset.from_dict({"name": [name] * size}) for name, size in (("a", 5), ("b", 50))]
-
-    def drawn(epoch=0, seed=1):
-        mixture = Mixture(rows, [3, 1], images_per_epoch=2000, seed=seed)
-        mixture.set_epoch(epoch)
-        return [mixture[i]["name"] for i in range(2000)]
-
-    assert 0.72 < drawn().count("a") / 2000 < 0.78
-    assert drawn() == drawn() and drawn() not in (drawn(epoch=1), drawn(seed=2))
-    assert len(Mixture(rows)) == 55
-
-
-def test_what_cannot_be_mixed_or_collated_is_refused(processor):
-    one, none = Dataset.from_dict({"name": ["a"]}), Dataset.from_dict({"name": []})
-    for refused, message in (
-        (lambda: Mixture([one, one], [1]), r"one for each dataset \(2\), got"),
-        (lambda: Mixture([one, one], [1, 0]), r"one for each dataset \(2\), got"),
-        (lambda: Mixture([one, none]), r"must have rows, these have \[1, 0\]"),
-        (lambda: TrafficCollator(processor)([own(scene=Scene(40, 40))] * 2), "no image of this batch has a question"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            refused()
+def test_a_batch_without_a_question_is_refused(processor):
+    with pytest.raises(ValueError, match="no image of this batch has a question"):
+        Collator(processor, 4)([own(scene=Scene(40, 40))] * 2)

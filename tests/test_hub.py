@@ -1,7 +1,6 @@
 """Which files are uploaded to the Hub, the checks before the upload, and its errors."""
 
 import ast
-import json
 import shutil
 import sys
 
@@ -100,30 +99,9 @@ def test_a_public_repository_is_refused_where_a_private_one_is_asked_for(saved, 
     assert not hub.commits
 
 
-def test_a_page_becomes_a_static_space(tmp_path, hub, run_script, capsys):
-    page, graph = tmp_path / "page", tmp_path / "page/pinned/model-1/vision.onnx"
-    graph.parent.mkdir(parents=True)
-    graph.write_bytes(b"a graph")
-    (page / "page.json").write_text(json.dumps({"files": {"model": {"model-1/vision.onnx": 7}}}))
-    run_script("push_to_hub.py", "me/page", "--space", page, "--dry_run")
-    assert hub.commits == []
-    run_script("push_to_hub.py", "me/page", "--space", page, "--private")
-    [(repo_id, files)] = hub.commits
-    assert (repo_id, hub.spaces) == ("me/page", ["me/page"])
-    assert files.keys() == {"page.json", "pinned/model-1/vision.onnx"}
-    run_script("push_to_hub.py", "me/page", "--space", tmp_path, status=2)
-    assert "has no page.json: scripts/export.py --web" in capsys.readouterr().err
-
-
 @pytest.mark.slow
-def test_an_app_becomes_a_gradio_space_that_needs_no_installed_package(tmp_path, hub, run_script):
-    run_script("push_to_hub.py", "me/app", "--space", ROOT)
-    [(_, files)] = hub.commits
-    assert {"app.py", "model.safetensors", "serving/page.py", "docs/crossing.jpg"} <= files.keys() and not hub.spaces
-    assert b"transformers>=5.5,<6\n" in files["requirements.txt"]
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
+def test_the_app_of_a_space_needs_no_installed_package(tmp_path):
+    shutil.copytree(ROOT, tmp_path / "space", ignore=shutil.ignore_patterns(".*", "__pycache__", "runs"))
     code = """
         import runpy
         sys.meta_path[:] = [finder for finder in sys.meta_path if "Editable" not in repr(finder)]
@@ -132,7 +110,7 @@ def test_an_app_becomes_a_gradio_space_that_needs_no_installed_package(tmp_path,
         import traffic_vlm.serving.page
         print(traffic_vlm.serving.page.__file__)
     """
-    assert new_process(code, tmp_path).strip() == str(tmp_path / "serving" / "page.py")
+    assert new_process(code, tmp_path / "space").strip() == str(tmp_path / "space" / "serving" / "page.py")
 
 
 # The code that the Hub runs

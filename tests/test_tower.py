@@ -9,7 +9,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
@@ -32,19 +31,17 @@ from traffic_vlm.data.truth import GroundTruth
 from traffic_vlm.evaluation.metrics import auc, balanced_accuracy
 from traffic_vlm.locating_traffic_vlm import find_objects
 from traffic_vlm.training.auxiliary.centers import center_targets
-from traffic_vlm.training.auxiliary.grounding import object_patches
 from traffic_vlm.training.auxiliary.losses import LOSSES, ForwardPass, make_targets
 from traffic_vlm.training.auxiliary.presence import (
     CATEGORIES,
     HEAD_QUESTIONS,
     INDEX,
-    PATCH_WEIGHT,
     REGIONS,
     PresenceLoss,
     QueryHead,
     load_training_head,
-    patch_targets,
     region_targets,
+    region_weights,
     save_training_head,
     targets,
 )
@@ -106,26 +103,6 @@ def test_targets_and_answers_of_the_decoder_are_one_truth():
 )
 def test_what_is_known_of_regions(scene, category, expected):
     assert region_of(scene, category) == expected
-
-
-@pytest.mark.parametrize(
-    ("scene", "category", "expected"),
-    [
-        (CAR, "car", [1, -1, 0]),  # in three tenths of the second patch
-        (CAR, "vehicle", [1, -1, -1]),
-        (CAR, "bus", [0, 0, 0]),
-        (CAR, "person", [-1, -1, -1]),
-        (scene_of("car", (0, 0, 150, 100), labels=("car",)), "car", [1, 1, 0]),
-        (scene_of("car", (0, 0, 130, 100), labels=("car",), visible=0.2), "car", [-1, -1, 0]),  # hidden
-        (scene_of("parked car", (0, 0, 150, 100), labels=("vehicle",)), "vehicle", [1, 1, 0]),
-        (scene_of("car", (50, 0, 55, 100), labels=("car",)), "car", [-1, 0, 0]),  # 5 of 300 pixels are 3.7 of 224
-        (RED_LIGHT, "red light", [1, 0, 0]),  # the patch of its center
-        (RED_LIGHT, "green light", [0, 0, 0]),
-    ],
-)
-def test_what_is_known_of_patches(scene, category, expected):
-    patch = patch_targets(scene, object_patches(scene, (3, 3)))[INDEX[category]].tolist()
-    assert patch[0] == expected and patch[1] == patch[2] == [expected[2]] * 3
 
 
 def test_counts_of_scene_labels_are_answers_for_the_whole_image(tmp_path):
@@ -218,40 +195,54 @@ def rows(dataset):
 def batches_of(rows, steps, sides=(SIDE,), seed=0, pictures=2, **fields):
     """A function that makes the batch of a step."""
     config = TrafficVLMVisionConfig(**LIGHT | {"pool_above": 280})
-    drawing = Drawing([rows], TrainOptions("start", sizes=[*sides], **fields), SIDE, pictures, steps, seed)
-    collate = TrafficCollator(
-        None, 0, targets={"presence": partial(targets, vision_config=config, sources=("a", "highway"))}
-    )
-    return lambda step: collate(drawing.__getitems__([step * pictures]))
+    options = TrainOptions("start", sizes=[*sides], questions_per_image=0, images_per_epoch=pictures * steps, **fields)
+    drawing = Drawing([rows], options, (SIDE, SIDE), pictures * steps, seed)
+    collate = TrafficCollator(None, 0, {"presence": partial(targets, vision_config=config, sources=("a", "highway"))})
+    return lambda step: collate(drawing.__getitems__(range(step * pictures, (step + 1) * pictures)))
 
 
-def test_augmentation_moves_objects_and_targets_together_and_depends_only_on_the_step(rows):
-    batches, found = batches_of(rows.select([1] * 8), 40, (SIDE, 320)), 0
-    for batch in map(batches, range(40)):
-        height, width = batch["pixel_values"].shape[2:]
-        presence = batch["targets"]["presence"]
-        rows_, columns = presence["patch"].shape[2:]
-        assert height // rows_ == width // columns == (32 if height * width > 280**2 else 16)
-        for pixels, patch in zip(batch["pixel_values"].permute(0, 2, 3, 1), presence["patch"][:, INDEX["car"]]):
-            brightness = pixels.float().reshape(rows_, height // rows_, columns, width // columns, 3).mean((1, 3, 4))
-            if (patch == 1).any() and (patch == 0).any():
-                found += 1
-                assert brightness[patch == 1].max() > brightness[patch == 0].max()
-    assert found > 30
-    again = batches_of(rows.select([1] * 8), 40, (SIDE, 320))(39)
-    torch.testing.assert_close(again, batch, rtol=0, atol=0)
-    assert presence["source"].tolist() == [1, 1]
+def test_a_batch_depends_only_on_its_step_and_has_the_targets_of_its_grid(rows):
+    batches = batches_of(rows.select([1] * 8), 40, (SIDE, 320))
+    for batch in map(batches, range(39)):
+        side = batch["pixel_values"].shape[-1]
+        patch = 32 if side > 280 else 16
+        assert batch["targets"]["presence"]["inside"].shape == (4, (side // patch) ** 2)
+        assert batch["targets"]["presence"]["source"].unique().tolist() == [1]
+    torch.testing.assert_close(batches_of(rows.select([1] * 8), 40, (SIDE, 320))(38), batch, rtol=0, atol=0)
     assert not torch.equal(batches(0)["pixel_values"], batch["pixel_values"])
 
 
 def test_a_batch_has_one_size_and_about_the_pixels_of_the_default_one(rows):
-    options = TrainOptions("start", sizes=[256, 352, 448], size_weights=[60, 25, 15])
-    drawing, rng = Drawing([rows], options, 256, 32, 1000), np.random.default_rng(0)
-    drawn = np.array([drawing.batch_size(step, rng) for step in range(1000)])
-    count, side = drawn[:900].T
-    assert (drawn[900:] == (32, 256)).all() and set(side) == {256, 352, 448}
-    assert 0.9 < (count * side**2).mean() / (32 * 256 * 256) < 1.1
+    options = TrainOptions("start", sizes=[256, 352, 448], size_weights=[60, 25, 15], images_per_epoch=3200)
+    drawing, found = Drawing([rows.select_columns("group")], options, (256, 256), 32000, 0), []
+    for drawing.epoch in range(10):
+        found += [drawing.__getitems__(range(first, first + 32)) for first in range(0, 3200, 32)]
+    count, side = np.array([(len(drawn.rows), drawn.size[0]) for drawn in found[:900]]).T
+    assert all((len(drawn.rows), drawn.size) == (32, (256, 256)) for drawn in found[900:])
+    assert set(side) == {256, 352, 448} and 0.9 < (count * side**2).mean() / (32 * 256 * 256) < 1.1
     assert abs((side == 256).mean() - 0.6) < 0.05 and abs((side == 448).mean() - 0.15) < 0.04
+
+
+def test_any_process_draws_the_same_rows_for_an_epoch_by_the_weights_of_the_sources():
+    parts = [
+        Dataset.from_dict({"name": [f"{name}{i}" for i in range(size)]}) for name, size in (("a", 40), ("b", 160))
+    ]
+
+    def drawn(epoch=0, seed=1, **fields):
+        drawing = Drawing(parts, TrainOptions("start", images_per_epoch=600, **fields), (64, 64), 1800, seed)
+        drawing.epoch = epoch
+        assert len(drawing) == 600
+        return [row["name"] for first in range(0, 600, 8) for row in drawing.__getitems__([first] * 8).rows]
+
+    def fraction(names):
+        return sum(name[0] == "a" for name in names) / len(names)
+
+    assert drawn() == drawn() and drawn() not in (drawn(epoch=1), drawn(seed=2))
+    assert abs(fraction(drawn()) - 40 * 12 / 1800) < 0.05  # by the square root a third, but each 12 times at most
+    few = {"train_dataset": ["a", "b"], "train_weights": [1, 9]}
+    assert abs(fraction(drawn(**few)) - 0.1) < 0.04
+    with pytest.raises(ValueError, match=r"every dataset must have rows, these have \[40, 0\]"):
+        Drawing([parts[0], parts[1].select([])], TrainOptions("start"), (64, 64), 100, 0)
 
 
 def test_a_camera_counts_with_the_square_root_of_its_pictures_and_no_picture_is_drawn_more_than_twelve_times():
@@ -266,7 +257,7 @@ def test_a_camera_counts_with_the_square_root_of_its_pictures_and_no_picture_is_
 
 def test_small_pictures_are_neither_drawn_for_large_sizes_nor_cropped_much(rows):
     assert batches_of(rows, 10, (320,), pictures=8)(0)["pixel_values"].shape == (5, 3, 320, 320)
-    with pytest.raises(ValueError, match="no picture is large enough for 512 × 512 pixels"):
+    with pytest.raises(ValueError, match="no image is large enough for 512 × 512 pixels"):
         batches_of(rows, 10, (512,))(0)
     rng = np.random.default_rng(0)
     windows = np.array([random_window(Scene(400, 300), rng, (256, 352)) for _ in range(300)])
@@ -279,10 +270,10 @@ def test_small_pictures_are_neither_drawn_for_large_sizes_nor_cropped_much(rows)
 
 def test_a_third_depends_only_on_its_own_columns():
     torch.manual_seed(0)
-    head, tokens = QueryHead(8), torch.randn(1, 6, 6, 8)
+    head, tokens, inside = QueryHead(8), torch.randn(1, 6, 6, 8), region_weights(6, 6)
     changed = tokens.clone()
     changed[:, :, 5] += 1.0
-    plain, other = (head(some.flatten(1, 2), (6, 6))[0] for some in (tokens, changed))
+    plain, other = (head(some.flatten(1, 2), inside) for some in (tokens, changed))
     assert ((plain - other).abs().amax((0, 1)) > 1e-5).tolist() == [True, False, False, True]
 
 
@@ -291,10 +282,8 @@ def test_the_loss_balances_yes_and_no_within_each_source_and_ignores_unknown():
     source, answers = torch.tensor([0] * 8 + [1] * 4 + [2] * 20), [1, *[0] * 7, 1, 1, 1, *[0] * 21]
     region = torch.tensor(answers, dtype=torch.int8)[:, None, None].repeat(1, len(CATEGORIES), 4)
     region[:, 1] = -1
-    patch = torch.tensor([1, 0, -1, -1]).reshape(1, 1, 2, 2).expand(32, 1, 2, 2)
-    logits, patches = torch.zeros(region.shape, requires_grad=True), torch.zeros(32, 4, 1, requires_grad=True)
-    loss = PresenceLoss(3)
-    loss((logits, patches), region, patch, source).backward()
+    logits = torch.zeros(region.shape, requires_grad=True)
+    PresenceLoss(3)(logits, region, source).backward()
 
     def weight(no, yes, answer):  # equal in sum; at most 16 times that of the other answer
         return min((no + yes) / 2, 16 * min(no, yes)) / max(1, (no, yes)[answer])
@@ -306,8 +295,6 @@ def test_the_loss_balances_yes_and_no_within_each_source_and_ignores_unknown():
         for index, answer in zip(source.tolist(), answers)
     ]
     assert logits.grad[:, 0, 0].tolist() == pytest.approx(expected) and not logits.grad[:, 1].any()
-    each = PATCH_WEIGHT * 0.5 / 64
-    assert patches.grad[0, :, 0].tolist() == pytest.approx([-4 * each, each, 0, 0])
 
 
 # Training
@@ -355,10 +342,10 @@ def test_answers_about_presence_are_a_table_of_evaluation(rows, processor):
     """The model finds the 8 of 15 cars that are on the left, and says no to all else."""
 
     class Found(QueryHead):
-        def forward(self, pixels, grid):
+        def forward(self, pixels, inside):
             found = torch.full((len(pixels), len(CATEGORIES), 4), -2.0)
             found[pixels[..., : SIDE // 2].amax((1, 2, 3)) > 0.6, INDEX["car"], 0] = 2.0
-            return found, None
+            return found
 
     model = tower_model(tiny_tower()[0], Found(24)).eval()
     model.forward = lambda pixels: SimpleNamespace(last_hidden_state=pixels)
@@ -449,7 +436,7 @@ def test_a_tower_alone_has_the_losses_of_a_short_loop(new_tower, rows, tmp_path)
     torch.testing.assert_close(
         last["training_head.head.bias"], model.training_head["head"].bias.detach(), rtol=1e-3, atol=1e-5
     )
-    assert (tmp_path / "tower" / "model.safetensors").is_file() and not (tmp_path / "report.md").exists()
+    assert (tmp_path / "tower" / "model.safetensors").is_file()
 
 
 def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_result(
@@ -462,6 +449,8 @@ def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_resu
     printed = capsys.readouterr().out
     assert "10 groups are also in --eval_dataset" in printed and "'highway: camera 0'" in printed
     assert printed.count("'eval_balanced_accuracy'") == 2 and "tower is in" in printed
+    assert "| source / size | balanced accuracy | AUC | answers |" in printed
+    assert "| highway / 256 | " in printed and "| highway / 320 | " in printed
     shutil.copytree(whole / "checkpoint-12", stopped / "checkpoint-12")
     train(stopped, f"{options} --dataloader_num_workers 2")
     assert f"resuming from {stopped / 'checkpoint-12'}" in capsys.readouterr().out
@@ -485,11 +474,6 @@ def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_resu
         models = load_tower_model(str(start)), trained
         before, after = (float(loss_of(model, batch)) for model in models)
     assert after < 0.8 * before
-    report = (whole / "report.md").read_text()
-    assert report.startswith("| source / size | balanced accuracy |") and "\n| category / size | balanced" in report
-    assert "| highway / 256 | " in report and "| highway / 320 | " in report
-    answers = pd.read_parquet(whole / "answers.parquet")
-    assert answers["size"].value_counts().nunique() == 1 and set(answers["size"]) == {256, 320}
 
 
 def test_the_shipped_tower_and_its_head_see_what_photographs_show(processor):

@@ -5,6 +5,7 @@ import math
 import shutil
 import sys
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -20,6 +21,7 @@ from traffic_vlm.data.synthetic import render
 from traffic_vlm.training.auxiliary.losses import LOSSES, make_targets
 from traffic_vlm.training.auxiliary.presence import HEAD_FILE, QueryHead, load_training_head, save_training_head
 from traffic_vlm.training.collator import TrafficCollator
+from traffic_vlm.training.drawing import Drawn
 from traffic_vlm.training.model import prepare_model
 from traffic_vlm.training.options import TrainOptions
 from traffic_vlm.training.rows import split_for_evaluation
@@ -242,7 +244,7 @@ def test_auxiliary_losses_are_divided_by_the_number_of_accumulated_passes(start,
     targets = make_targets(
         ("presence", "grounding", "agreement"), processor, TrafficVLMVisionConfig(**TINY_TOWER), ["synthetic"]
     )
-    batch = TrafficCollator(processor, 8, targets=targets)(rows)
+    batch = TrafficCollator(processor, 8, targets)(Drawn(rows, (64, 64), np.random.default_rng(0)))
     assert batch["pixel_values"].dtype == torch.uint8
     (row, column), (other, another) = ((batch["labels"] == 4) | (batch["labels"] == 5)).nonzero()[:2].tolist()
     ends = (row, column - 1, other, another - 1)  # as if each implied the other: in one direction there is a loss
@@ -299,6 +301,9 @@ def test_nan_stops_training_before_a_checkpoint_is_written(start, tmp_path, monk
         ("--dataloader_persistent_workers true", "--dataloader_persistent_workers must be false"),
         ("--metric_for_best_model loss", "--metric_for_best_model loss is not known of the evaluation images"),
         ("--sizes 64 96 --size_weights 1", "--size_weights must be one for each of --sizes [64, 96], got [1.0]"),
+        ("--train_weights 1 2", "--train_weights must be positive, one for each of --train_dataset ['synthetic']"),
+        ("--train_weights 0", "one for each of --train_dataset ['synthetic'], got [0.0]"),
+        ("--eval_dataset synthetic --eval_strategy no", "--eval_strategy no evaluates nothing: leave out"),
         ("--config .", "have their own sizes: leave out --config"),
     ],
 )

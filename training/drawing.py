@@ -1,31 +1,41 @@
-"""Drawing of pictures for the tower alone: how often each one is drawn, and the size of each batch.
+"""Drawing of the images of a run: how often each one is drawn, and the size of each batch.
 
-Pictures of one camera resemble each other, so a camera counts with the square root of its pictures, and so does a
-source. All pictures of a batch have one size, and fewer of them are in a batch of a larger size, so that every step
-takes the same time. Small pictures are not drawn for large sizes: `augment` enlarges none by more than `MAX_ENLARGED`.
+Images of one camera resemble each other, so a camera counts with the square root of its images, and so does a source.
+All images of a batch have one size, and fewer of them are in a batch of a larger size, so that every step takes the
+same time. A tower is not trained on small images at large sizes: `augment` enlarges none by more than `MAX_ENLARGED`.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from datasets import concatenate_datasets
+from torch.utils.data import ConcatDataset, Dataset
 
 from ..data.augment import is_large_enough
 from ..data.scene import parse_scene
 from .options import TrainOptions
 
 
-MAX_DRAWS = 12  # of one picture in a run, on average
-LAST_FRACTION = 0.1  # of the steps: the last ones, whose batches have the default size
+MAX_DRAWS = 12  # of one image in a run, on average
+LAST_FRACTION = 0.1  # of a run: the last batches, which have the default size
 
 
-def draw_chances(groups: Sequence[Sequence[str]], weights: Sequence[float], draws: int) -> np.ndarray:
-    """Chance [N] of each picture at each draw, one source after the other; at most `MAX_DRAWS` on average if possible.
+@dataclass
+class Drawn:
+    """A batch before it is collated. `size` is (height, width) in pixels; `rng` makes all of its random choices."""
+
+    rows: list[dict[str, Any]]
+    size: tuple[int, int]
+    rng: np.random.Generator
+    epoch: int = 0
+
+
+def draw_chances(groups: Sequence[Sequence[Any]], weights: Sequence[float], draws: int) -> np.ndarray:
+    """Chance [N] of each image at each draw, one source after the other; at most `MAX_DRAWS` on average if possible.
 
     Args:
-        groups: for each source, the group (camera, drive, near-duplicates) of each of its pictures.
+        groups: for each source, the group (camera, drive, near-duplicates) of each of its images.
         weights: of each source. draws: of the whole run.
     """
     parts = []
@@ -42,45 +52,50 @@ def draw_chances(groups: Sequence[Sequence[str]], weights: Sequence[float], draw
     return chances
 
 
-class Drawing(torch.utils.data.Dataset):
-    """Rows of photographs, drawn in batches. Any process, and a resumed run, draws the same rows for a step.
-
-    The indices `step` × `pictures` and the following ones are the batch of a step. Each row also has the `size`
-    (height, width) of its batch, and the random generator `rng` of its step.
+class Drawing(Dataset[Any]):
+    """Batches of rows, drawn at random. Any process, and a resumed run, draws the same ones for an epoch and indices.
 
     Args:
-        parts: rows of each source, with the columns "scene" and "group".
-        options: sizes of the batches, and weights of the sources: by default the square root of their number of rows.
-        default: side in pixels of the images in the last steps.
-        pictures: number in a batch of the default size. steps: number of batches of the run.
+        parts: rows of each source. Images of a source without a column "group" are a group each.
+        options: sizes of the batches, images of an epoch, and weights of the sources: by default the square root of
+            their number of rows.
+        default: (height, width) of the images in the last batches.
+        draws: number of images of the run at the default size.
+
+    Raises:
+        ValueError: a source has no rows.
     """
 
-    def __init__(
-        self, parts: Sequence[Any], options: TrainOptions, default: int, pictures: int, steps: int, seed: int = 0
-    ):
-        self.rows, self.options, self.default = concatenate_datasets(parts), options, default
-        self.pictures, self.steps, self.seed = pictures, steps, seed
-        weights = options.train_weights or [len(rows) ** 0.5 for rows in parts]
-        self.chances = draw_chances([rows["group"][:] for rows in parts], weights, len(self))
-        self.stored = [(scene.width, scene.height) for scene in map(parse_scene, self.rows["scene"][:])]
+    def __init__(self, parts: Sequence[Any], options: TrainOptions, default: tuple[int, int], draws: int, seed: int):
+        counts = [len(rows) for rows in parts]
+        if not min(counts):
+            raise ValueError(f"every dataset must have rows, these have {counts}")
+        self.rows, self.options, self.default = ConcatDataset(parts), options, default
+        self.draws, self.seed, self.epoch = draws, seed, 0
+        groups = [rows["group"][:] if "group" in rows.column_names else range(len(rows)) for rows in parts]
+        self.chances = draw_chances(groups, options.train_weights or np.sqrt(counts), draws)
+        scenes = [] if options.questions_per_image else [scene for rows in parts for scene in rows["scene"][:]]
+        self.stored = [(scene.width, scene.height) for scene in map(parse_scene, scenes)]  # sizes of a tower's images
 
     def __len__(self) -> int:
-        return self.steps * self.pictures
+        return self.options.images_per_epoch
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        step = indices[0] // self.pictures
-        rng = np.random.default_rng([self.seed, step])
-        count, side = self.batch_size(step, rng)
-        chances = self.chances * [is_large_enough(*stored, (side, side)) for stored in self.stored]
+    def __getitems__(self, indices: Sequence[int]) -> Drawn:
+        first = self.epoch * len(self) + indices[0]
+        rng = np.random.default_rng([self.seed, first])
+        size, chances = self.draw_size(first, rng), self.chances
+        if self.stored:
+            chances = chances * [is_large_enough(*stored, size) for stored in self.stored]
         if not chances.any():
-            raise ValueError(f"no picture is large enough for {side} × {side} pixels; leave out this size")
+            raise ValueError(f"no image is large enough for {size[1]} × {size[0]} pixels; leave out this size")
+        count = max(1, round(len(indices) * self.default[0] * self.default[1] / (size[0] * size[1])))
         drawn = rng.choice(len(chances), count, p=chances / chances.sum())
-        return [self.rows[int(index)] | {"size": (side, side), "rng": rng} for index in drawn]
+        return Drawn([self.rows[int(index)] for index in drawn], size, rng, self.epoch)
 
-    def batch_size(self, step: int, rng: np.random.Generator) -> tuple[int, int]:
-        """(number of pictures, side in pixels) of the batch of a step."""
-        if step >= (1 - LAST_FRACTION) * self.steps:
-            return self.pictures, self.default
-        sizes = self.options.weighted_sizes or {self.default: 1.0}
-        side = int(rng.choice([*sizes], p=np.array([*sizes.values()]) / sum(sizes.values())))
-        return max(1, round(self.pictures * (self.default / side) ** 2)), side
+    def draw_size(self, first: int, rng: np.random.Generator) -> tuple[int, int]:
+        """The size of the batch that begins with this draw of the run."""
+        if not self.options.sizes or first >= (1 - LAST_FRACTION) * self.draws:
+            return self.default
+        weights = np.array(self.options.size_weights or [1.0] * len(self.options.sizes))
+        side = int(rng.choice(self.options.sizes, p=weights / weights.sum()))
+        return side, side

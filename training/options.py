@@ -44,7 +44,9 @@ class TrainOptions:
     train_dataset: list[str] = option(
         [SYNTHETIC], "folders of make_dataset.py or of your own images, or synthetic: scenes rendered while training"
     )
-    train_weights: list[float] | None = option(None, "sampling weight of each train_dataset, any positive numbers")
+    train_weights: list[float] | None = option(
+        None, "weight of each train_dataset; default: the square root of its number of images"
+    )
     eval_dataset: list[str] = option(
         [], "folders for evaluation, or synthetic; default: 10 %% of each train_dataset, or 64 synthetic images"
     )
@@ -53,14 +55,14 @@ class TrainOptions:
     questions_per_image: int = option(8, "questions asked about each image; 0 trains the tower and its head alone")
 
     # The auxiliary losses
-    presence_weight: float = option(1.0, "weight of the presence loss: categories by region and patch")
+    presence_weight: float = option(1.0, "weight of the presence loss: categories by region")
     grounding_weight: float = option(0.5, "weight of the grounding loss: attention of question words to their objects")
     agreement_weight: float = option(0.5, "weight of the agreement loss: no answers that contradict each other")
     centers_weight: float = option(0.1, "weight of the center loss: points and boxes, if the tower has a center head")
 
     # The size of images, and the tower alone (--questions_per_image 0)
     sizes: list[int] = option(
-        [], "sides of the images in pixels, one drawn for each step; the last tenth of a tower: --image_size"
+        [], "sides of the images in pixels, one drawn for each batch; in the last tenth of a run: --image_size"
     )
     size_weights: list[float] = option([], "weight of each of --sizes; default: equal weights")
     eval_sizes: list[int] = option([], "sides of the images in the last evaluation; default: --image_size")
@@ -73,6 +75,9 @@ class TrainOptions:
                 raise ValueError(f"--{name} must be at least 0, got {value}")
         if self.size_weights and len(self.size_weights) != len(self.sizes):
             raise ValueError(f"--size_weights must be one for each of --sizes {self.sizes}, got {self.size_weights}")
+        if self.train_weights and (len(self.train_weights) != len(self.train_dataset) or min(self.train_weights) <= 0):
+            of = f"one for each of --train_dataset {self.train_dataset}"
+            raise ValueError(f"--train_weights must be positive, {of}, got {self.train_weights}")
         for side in (*self.sizes, *self.eval_sizes):
             check_image_size(side)
         if self.average_decay >= 1:
@@ -84,11 +89,6 @@ class TrainOptions:
             )
         if self.model_name_or_path and self.config:
             raise ValueError("the weights of --model_name_or_path have their own sizes: leave out --config")
-
-    @property
-    def weighted_sizes(self) -> dict[int, float]:
-        """{side: weight} of `sizes`; by default the weights are equal."""
-        return dict(zip(self.sizes, self.size_weights or [1.0] * len(self.sizes)))
 
     def loss_weights(self) -> dict[str, float]:
         """Weights of the auxiliary losses that are not 0, by name; a tower alone has those of presence and centers."""

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,10 +46,6 @@ print(vqa("scene.jpg", ["Is there a pedestrian?", "What color is the traffic lig
 MODEL_FILES = (
     *("model.safetensors", "config.json", "generation_config.json", "processor_config.json", "tokenizer*.json"),
     *("chat_template.jinja", "README.md", "LICENSE*", "docs/**/*", "training_head.safetensors"),
-)
-APP_FILES = (
-    *("*.py", "*.json", "*.jinja", "model.safetensors", "README.md", "LICENSE*", "docs/*.jpg", "scripts/__init__.py"),
-    *(f"{room}/**/*" for room in ("common", "data", "evaluation", "serving")),
 )
 
 # Load a folder as a user without this package does, and answer a question about a blank image.
@@ -129,23 +124,6 @@ def publish(
         return None if dry_run else upload(staged, repo_id, token, private)
 
 
-def publish_space(folder: Path, repo_id: str, dry_run: bool = False, private: bool | None = None) -> str | None:
-    """Upload a folder as a Space: with app.py as a Gradio app, or a page of `scripts/export.py --web` as static files.
-
-    Returns and raises what `publish` does.
-    """
-    with tempfile.TemporaryDirectory() as temporary:
-        staged, kind = folder, "static"
-        if (folder / "app.py").is_file():
-            staged, kind = Path(temporary), "gradio"
-            copy_files(folder, APP_FILES, staged)
-            project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-            (staged / "requirements.txt").write_text("\n".join([*project["dependencies"], "pyyaml", ""]))  # no gradio
-        elif not (folder / "page.json").is_file():
-            raise ValueError(f"{folder} has no page.json: scripts/export.py --web writes such a folder")
-        return None if dry_run else upload(staged, repo_id, private=private, space=kind)
-
-
 def copy_files(folder: Path, patterns: Sequence[str], target: Path) -> None:
     """Copy the files of a folder that match glob patterns."""
     for path in {path for pattern in patterns for path in folder.glob(pattern)}:
@@ -165,19 +143,16 @@ def check_loading(staged: Path) -> None:
         raise ValueError(f"the folder does not load in a new process: {process.stderr[-1000:].strip()}")
 
 
-def upload(
-    folder: Path, repo_id: str, token: str | None = None, private: bool | None = None, space: str | None = None
-) -> str:
+def upload(folder: Path, repo_id: str, token: str | None = None, private: bool | None = None) -> str:
     """Upload a folder to a repository, which is made if it is missing, and return the URL of the commit.
 
     Args:
         token: of the Hub; default: `HF_TOKEN`, or the token that `hf auth login` saved.
         private: make a private repository; a public one is a ValueError.
-        space: kind of a Space, "static" or "gradio"; None for a model.
     """
-    api, kind = HfApi(token=token), "space" if space else "model"
+    api = HfApi(token=token)
     # The answer has the user's name, if it was missing.
-    repo_id = api.create_repo(repo_id, repo_type=kind, space_sdk=space, private=private, exist_ok=True).repo_id
-    if private and not api.repo_info(repo_id, repo_type=kind).private:
+    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    if private and not api.repo_info(repo_id).private:
         raise ValueError(f"{repo_id} exists and is public; nothing was uploaded")
-    return api.upload_folder(repo_id=repo_id, folder_path=folder, repo_type=kind).commit_url
+    return api.upload_folder(repo_id=repo_id, folder_path=folder).commit_url

@@ -5,9 +5,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from torch.utils.data import ConcatDataset
 
+from ..common.files import DataError
 from ..data.datasets import SyntheticRows, add_questions, load_rows, select_evenly, source_names, synthetic_rows
 from ..data.near_duplicates import split_rows
 from ..data.scene import SYNTHETIC
@@ -80,6 +81,18 @@ def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> t
         for one in held
     ]
     return rows, ConcatDataset(asked), note
+
+
+def rows_for_tower(rows: Sequence[Any], held: Sequence[Any], folders: Sequence[str]) -> tuple[Dataset | None, str]:
+    """(eval, note): all of `held`, on which a tower is evaluated; the note names groups that are in `rows`, too.
+
+    Raises:
+        DataError: one of the folders of `rows` and `held` has no scenes or no groups.
+    """
+    for folder, one in zip(folders, [*rows, *held]):
+        if not {"scene", "group"} <= set(one.column_names):
+            raise DataError(f"{folder} has no scenes or no groups; make the dataset with make_dataset.py")
+    return concatenate_datasets(held) if held else None, shared_groups_note(rows, held)
 
 
 def shared_groups_note(rows: Sequence[Any], held: Sequence[Any]) -> str:

@@ -5,15 +5,13 @@ import shutil
 import tempfile
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
-from datasets import concatenate_datasets
 from transformers import TrainingArguments
 
-from ..common.files import DataError, atomic_write
-from ..data.datasets import Mixture
+from ..common.files import atomic_write
+from ..configuration_traffic_vlm import height_and_width
 from ..evaluation.compare import compare
 from ..tokenization_traffic_vlm import ANSWER_TOKENS
 from .collator import TrafficCollator
@@ -21,7 +19,7 @@ from .drawing import Drawing
 from .model import prepare_model
 from .options import TrainOptions
 from .publish import publish, write_card
-from .rows import open_datasets, own_questions, shared_groups_note, sources_of, split_for_evaluation
+from .rows import open_datasets, own_questions, rows_for_tower, sources_of, split_for_evaluation
 from .trainer import BEFORE_FILE, StartEpoch, TrafficTrainer, check_options, last_checkpoint
 from .words import add_words
 
@@ -37,7 +35,7 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
     check_arguments(arguments, options)
     folder, has_questions = Path(arguments.output_dir), options.questions_per_image > 0
     rows = open_datasets(options.train_dataset, prefer="train")
-    held = open_datasets(options.eval_dataset) if arguments.eval_strategy != "no" else []
+    held = open_datasets(options.eval_dataset)
     kept = ("learning_rate", "per_device_train_batch_size", "seed")  # with all own options, by a resumed run
     check_options(folder, vars(options) | {name: getattr(arguments, name) for name in kept})
     push, arguments.push_to_hub = arguments.push_to_hub, False  # the finished folder is pushed, not each checkpoint
@@ -53,19 +51,25 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
         own_questions(held, processor)
         own = own_questions(rows, processor)
         processor.own_questions |= any(processor.tokenizer.tokenize(text)[0] not in ANSWER_TOKENS for _, text in own)
-    drawn, eval_rows, note = choose_rows(arguments, options, rows, held, vision_config.image_size)
+    eval_rows, note = None, ""
+    if not has_questions:
+        eval_rows, note = rows_for_tower(rows, held, [*options.train_dataset, *options.eval_dataset])
+    elif arguments.eval_strategy != "no":
+        rows, eval_rows, note = split_for_evaluation(rows, held, options.max_eval_images)
+        arguments.eval_on_start = True  # a baseline for later evaluations
     if note and arguments.should_log:
         print(note)
+    size = height_and_width(vision_config.image_size)
+    drawing = Drawing(rows, options, size, count_draws(arguments, options), arguments.seed)
 
     targets, weights = {}, options.loss_weights()
     if weights:  # a training without auxiliary losses loads none of their code
         from .auxiliary.losses import make_targets
 
         targets = make_targets(weights, processor, vision_config, sources)
-    collator = TrafficCollator(processor, options.questions_per_image, arguments.seed, targets, options.weighted_sizes)
-    trainer = TrafficTrainer(model, arguments, collator, drawn, eval_rows, processor, options=options)
-    if has_questions:  # a tower has one epoch
-        trainer.add_callback(StartEpoch(drawn, collator))
+    collator = TrafficCollator(processor, options.questions_per_image, targets)
+    trainer = TrafficTrainer(model, arguments, collator, drawing, eval_rows, processor, options=options)
+    trainer.add_callback(StartEpoch(drawing))
     checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
     if checkpoint and arguments.should_log:
         print(f"resuming from {checkpoint}")
@@ -94,31 +98,16 @@ def check_arguments(arguments: TrainingArguments, options: TrainOptions) -> None
     base, folder = options.model_name_or_path, arguments.output_dir
     if base and Path(base).resolve() == Path(folder).resolve():
         raise ValueError(f"--output_dir {folder} has the weights to start from: choose another folder")
+    if options.eval_dataset and arguments.eval_strategy == "no":
+        raise ValueError(f"--eval_strategy no evaluates nothing: leave out --eval_dataset {options.eval_dataset}")
 
 
-def choose_rows(
-    arguments: TrainingArguments, options: TrainOptions, rows: list[Any], held: list[Any], size: int
-) -> tuple[Any, Any, str]:
-    """(rows to train on, to evaluate on, note): for questions, some of `rows` are held back if `held` is empty.
-
-    `size` is the default side in pixels of the images of a tower. Its run is one epoch.
-    """
-    if options.questions_per_image:
-        eval_rows, note = None, ""
-        if arguments.eval_strategy != "no":
-            rows, eval_rows, note = split_for_evaluation(rows, held, options.max_eval_images)
-            arguments.eval_on_start = True  # a baseline for later evaluations
-        return Mixture(rows, options.train_weights, options.images_per_epoch, arguments.seed), eval_rows, note
-    for folder, dataset in zip([*options.train_dataset, *options.eval_dataset], [*rows, *held]):
-        if not {"scene", "group"} <= set(getattr(dataset, "column_names", ())):
-            raise DataError(f"{folder} has no scenes or no groups; make the dataset with make_dataset.py")
-    pictures = arguments.per_device_train_batch_size
-    batches = arguments.world_size * arguments.gradient_accumulation_steps  # of a step
+def count_draws(arguments: TrainingArguments, options: TrainOptions) -> int:
+    """The number of images of a run at the default size."""
     if arguments.max_steps <= 0:
-        images = arguments.num_train_epochs * options.images_per_epoch
-        arguments.max_steps = math.ceil(images / (batches * pictures))
-    drawing = Drawing(rows, options, size, pictures, arguments.max_steps * batches, arguments.seed)
-    return drawing, concatenate_datasets(held) if held else None, shared_groups_note(rows, held)
+        return math.ceil(arguments.num_train_epochs * options.images_per_epoch)
+    images = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    return arguments.max_steps * arguments.world_size * images
 
 
 def save_model(trainer: TrafficTrainer, options: TrainOptions, note: str, own: list[tuple[str, str]]) -> None:
@@ -151,13 +140,13 @@ def save_model(trainer: TrafficTrainer, options: TrainOptions, note: str, own: l
 
 
 def save_tower(trainer: TrafficTrainer, options: TrainOptions) -> None:
-    """Save the finished tower with its head, for `--vision_tower`, and its answers at all sizes of evaluation."""
+    """Save the finished tower with its head, for `--vision_tower`, and print figures at all sizes of evaluation."""
     from .auxiliary.presence import save_training_head
-    from .auxiliary.tower import write_report
+    from .auxiliary.tower import presence_table
 
     folder, model = Path(trainer.args.output_dir), trainer.model
     model.tower.save_pretrained(folder / "tower")
     save_training_head(model.training_head["head"], folder / "tower")
     if trainer.eval_dataset is not None:
-        write_report(trainer.answers(options.eval_sizes), folder)
+        print(presence_table(trainer.answers(options.eval_sizes)))
     print(f"The tower is in {folder / 'tower'}. checkpoint-* (to resume this training) in {folder} can be deleted.")

@@ -22,6 +22,7 @@ from transformers import Trainer, TrainerCallback
 from ..common.files import DataError, atomic_write, atomic_write_text
 from ..evaluation.predict import loss_metrics, predict
 from ..evaluation.report import answer_metrics
+from .drawing import Drawing
 from .options import TrainOptions
 
 
@@ -104,7 +105,7 @@ class TrafficTrainer(Trainer):
         return [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        """A sampler that keeps the order of rows, as `Mixture` and `Drawing` draw them at random."""
+        """A sampler that keeps the order of indices, as a `Drawing` draws rows at random."""
         return SequentialSampler(self.train_dataset)
 
     def compute_loss(
@@ -216,12 +217,10 @@ class TrafficTrainer(Trainer):
 
 
 class StartEpoch(TrainerCallback):
-    """Set the epoch of dataset and collator, which the library does not do with several processes."""
+    """Tell a `Drawing` the epoch, which the library does not do with several processes."""
 
-    def __init__(self, mixture: Any, collator: Any):
-        self.mixture, self.collator = mixture, collator
+    def __init__(self, drawing: Drawing):
+        self.drawing = drawing
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        epoch = int((state.epoch or 0) + 1e-6)  # rounding may make 2.0 slightly smaller
-        self.mixture.set_epoch(epoch)
-        self.collator.start_epoch(epoch)
+        self.drawing.epoch = int((state.epoch or 0) + 1e-6)  # rounding may make 2.0 slightly smaller

@@ -1,11 +1,9 @@
-"""Presence loss: which categories are in the whole image, in its thirds and in its patches.
+"""Presence loss: which categories are in the whole image and in its thirds.
 
-    GroundTruth → region [C,4] of 1, 0, -1          Scene, patches of its objects → patch [C,rows,columns] of 1, 0, -1
-    image tokens [B,P,W] → QueryHead → region logits [B,C,4], patch logits [B,P,C] ↔ PresenceLoss
+    GroundTruth → region [C,4] of 1, 0, -1 ↔ PresenceLoss ↔ region logits [B,C,4] ← QueryHead ← image tokens [B,P,W]
 
 1 is present, 0 absent, -1 unknown. Regions are the whole image and its left, center and right third: `GroundTruth`
-answers for them, as it does for the decoder, so both learn the same. In a patch, an object is unknown if less than
-30 % of it is visible, or if its shorter side is under 5 pixels in an image resized to a shorter side of 224.
+answers for them, as it does for the decoder, so both learn the same.
 
 A model to train, a tower alone or a full one, has the head with its loss as `training_head`. The head is saved beside
 the weights as `training_head.safetensors`.
@@ -24,10 +22,10 @@ from transformers.utils import cached_file
 
 from ...configuration_traffic_vlm import token_grid
 from ...data.formats.scene_labels import CLASS_OF, SCENE_ATTRIBUTE_OF, SCENE_VALUES, SEEN, SEEN_BY_DRIVERS
-from ...data.scene import CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene, classes_of
-from ...data.truth import MIN_VISIBLE, NO_GROUP, THIRDS, AnswerWithBoxes, GroundTruth
+from ...data.scene import CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS
+from ...data.truth import NO_GROUP, THIRDS, AnswerWithBoxes, GroundTruth
 from ..collator import Prepared
-from .grounding import interval_coverage, object_patches
+from .grounding import interval_coverage
 
 
 REGIONS = ("whole", "left", "center", "right")
@@ -50,10 +48,6 @@ QUERIES = 2  # for each category
 MAX_WEIGHT = 16.0  # maximum weight of a rare answer
 OVERALL_WEIGHT = 0.25  # weight of the balance over all sources; the balance within each source has weight 1
 DECAY = 0.998  # of the running counts of yes and no, per batch
-POSITIVE_WEIGHT = 4.0  # weight of patches that an object covers
-PATCH_WEIGHT = 2.0  # weight of the patch loss; the region loss has weight 1
-MIN_SIDE = 5.0  # pixels, when the shorter side of the image is resized to 224
-PATCH_PRESENT, PATCH_ABSENT = 0.5, 0.03  # fraction of a patch that is covered
 
 
 def _questions() -> dict[tuple[str, ...], tuple[int, int]]:
@@ -83,56 +77,23 @@ def region_targets(truth: GroundTruth) -> np.ndarray:
     scene, region = truth.scene, np.full((len(CATEGORIES), len(REGIONS)), -1, np.int8)
     for key, place in HEAD_QUESTIONS.items():
         region[place] = _to_target(truth.find(key))
-    is_exhaustive = _exhaustive(scene)
     for category, attribute, names in (("traffic light", "state", LIGHTS), ("speed limit sign", "value", LIMITS)):
-        if attribute in scene.attributed.get(category, ()) or scene.of(category):
-            for value, name in names.items():
-                group, index = truth.groups.get(category, NO_GROUP).having(attribute, value), INDEX[name]
-                complete = bool(is_exhaustive[index])
-                answers = [group.present(complete), *(group.inside(third, complete) for third in THIRDS)]
-                for part, answer in enumerate(answers):
-                    if region[index, part] == -1:
-                        region[index, part] = _to_target(answer)
+        is_given, group = attribute in scene.attributed.get(category, ()), truth.groups.get(category, NO_GROUP)
+        if not (is_given or scene.of(category)):
+            continue
+        for value, name in names.items():
+            # Some sources that give the states of lights label no yellow ones.
+            complete = is_given and (category in scene.exhaustive or name in ("red light", "green light"))
+            some = group.having(attribute, value)
+            answers = [some.present(complete), *(some.inside(third, complete) for third in THIRDS)]
+            for part, answer in enumerate(answers):
+                if region[INDEX[name], part] == -1:
+                    region[INDEX[name], part] = _to_target(answer)
     return region
 
 
 def _to_target(answer: AnswerWithBoxes | None) -> int:
     return -1 if answer is None else int(answer.answer == "yes")
-
-
-def patch_targets(scene: Scene, covered: np.ndarray) -> np.ndarray:
-    """Presence int8 [C,rows,columns] in each patch.
-
-    Args:
-        covered: the fraction [N,rows,columns] of each patch that each object of the scene covers.
-    """
-    unknown = np.full((len(CATEGORIES), *covered.shape[1:]), -1)
-    patch = np.where(_exhaustive(scene)[:, None, None], 0, unknown).astype(np.int8)
-    for item, fraction in zip(scene.objects, covered):
-        names: list[str | None] = [*classes_of(item.category)]
-        is_clear = item.visible >= MIN_VISIBLE
-        if item.coverage is None:
-            names += [LIGHTS.get(item.attributes.get("state", "")), LIMITS.get(item.attributes.get("value", ""))]
-            left, top, right, bottom = item.box
-            is_clear &= min(right - left, bottom - top) * 224 / min(scene.width, scene.height) >= MIN_SIDE
-        for name in INDEX.keys() & names:
-            part = patch[INDEX[name]]
-            part[(fraction > PATCH_ABSENT) & (part == 0)] = -1
-            if is_clear:
-                part[fraction >= PATCH_PRESENT] = 1
-    return patch
-
-
-def _exhaustive(scene: Scene) -> np.ndarray:
-    """Bool [C]: whether the source labels every object of each category."""
-    exhaustive = np.zeros(len(CATEGORIES), bool)
-    exhaustive[[INDEX[name] for name in scene.exhaustive if name in INDEX]] = True
-    if "state" in scene.attributed.get("traffic light", ()):  # some sources do not label yellow lights
-        exhaustive[[INDEX["red light"], INDEX["green light"]]] = True
-        exhaustive[INDEX["yellow light"]] = "traffic light" in scene.exhaustive
-    if "value" in scene.attributed.get("speed limit sign", ()) and "speed limit sign" in scene.exhaustive:
-        exhaustive[[INDEX[name] for name in LIMITS.values()]] = True
-    return exhaustive
 
 
 def targets(
@@ -141,30 +102,27 @@ def targets(
     """Targets of a batch; all are unknown of an image without a scene.
 
     Returns:
-        region: int8 [I,C,4]. patch: int8 [I,C,rows,columns]. source: [I], the index of each image's source.
+        region: int8 [I,C,4]. source: [I], the index of each image's source. inside: the `region_weights` [4,P].
     """
-    grid = token_grid(vision_config, *batch["pixel_values"].shape[-2:])
-    shape = len(images), len(CATEGORIES)
-    region, patch = np.full((*shape, len(REGIONS)), -1, np.int8), np.full((*shape, *grid), -1, np.int8)
+    region = np.full((len(images), len(CATEGORIES), len(REGIONS)), -1, np.int8)
     for index, item in enumerate(images):
         if item.truth is not None:
-            scene = item.truth.scene
-            region[index], patch[index] = region_targets(item.truth), patch_targets(scene, object_patches(scene, grid))
+            region[index] = region_targets(item.truth)
     index_of = {source: index for index, source in enumerate(sources)}
     source = torch.tensor([index_of.get(item.source, 0) for item in images])
-    return {"region": torch.from_numpy(region), "patch": torch.from_numpy(patch), "source": source}
+    grid = token_grid(vision_config, *batch["pixel_values"].shape[-2:])
+    return {"region": torch.from_numpy(region), "source": source, "inside": region_weights(*grid)}
 
 
-def loss(passed: Any, region: torch.Tensor, patch: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+def loss(passed: Any, region: torch.Tensor, source: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
     """The `PresenceLoss` of a model with a training head."""
     head = passed.model.training_head
-    logits = head["head"](passed.seen.last_hidden_state, patch.shape[2:])
-    found: torch.Tensor = head["loss"](logits, region, patch, source)
+    found: torch.Tensor = head["loss"](head["head"](passed.seen.last_hidden_state, inside), region, source)
     return found
 
 
 class QueryHead(nn.Module):
-    """Presence by region and patch, from image tokens.
+    """Presence by region, from image tokens.
 
     Learned queries attend to the tokens; each has its own value projection. For a third of the image the same queries
     attend only to the columns of that third. So the appearance of a car is learned once for all regions.
@@ -174,37 +132,33 @@ class QueryHead(nn.Module):
         super().__init__()
         self.query = nn.Linear(hidden_size, len(CATEGORIES) * QUERIES, bias=False)
         self.value = nn.Linear(hidden_size, len(CATEGORIES) * QUERIES, bias=False)
-        self.patch = nn.Linear(hidden_size, len(CATEGORIES))
         self.bias = nn.Parameter(torch.zeros(len(CATEGORIES), len(REGIONS)))
-        for layer in (self.query, self.value, self.patch):
+        for layer in (self.query, self.value):
             nn.init.normal_(layer.weight, std=0.02)
-        nn.init.constant_(self.patch.bias, -4.0)  # few categories are present in a patch
 
-    def forward(self, tokens: torch.Tensor, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Region logits [B,categories,4] and patch logits [B,P,categories] of tokens [B,P,C].
+    def forward(self, tokens: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+        """Region logits [B,categories,4] of tokens [B,P,C].
 
         Args:
-            grid: rows and columns of the patches; tokens before them, of objects or a class, are left out.
+            inside: the `region_weights` [4,P]; tokens before the patches, of objects or a class, are left out.
         """
-        tokens = tokens[:, -grid[0] * grid[1] :]
+        tokens = tokens[:, -inside.shape[1] :]
         scores = self.query(tokens).float().transpose(1, 2)  # [B,categories·queries,P]
         values = self.value(tokens).float().transpose(1, 2)
-        inside = region_weights(*grid, tokens.device)
         found = [((scores + weights.log()).softmax(-1) * values).sum(-1) for weights in inside]
-        regions = torch.stack(found, -1).unflatten(1, (len(self.bias), -1)).sum(2)
-        return regions + self.bias, self.patch(tokens)
+        return torch.stack(found, -1).unflatten(1, (len(self.bias), -1)).sum(2) + self.bias
 
 
 @cache
-def region_weights(rows: int, columns: int, device: torch.device | str = "cpu") -> torch.Tensor:
+def region_weights(rows: int, columns: int) -> torch.Tensor:
     """Fraction [4,rows·columns] of each patch inside the whole image and its left, center and right third."""
     left, right = np.array([0, 0, 1, 2]) / 3, np.array([3, 1, 2, 3]) / 3
     weights = torch.from_numpy(interval_coverage(left, right, columns)).float()
-    return weights[:, None].expand(-1, rows, -1).flatten(1).to(device)
+    return weights[:, None].expand(-1, rows, -1).flatten(1)
 
 
 class PresenceLoss(nn.Module):
-    """Binary cross-entropy of the regions, balanced between yes and no, and of the patches.
+    """Binary cross-entropy of the regions, balanced between yes and no.
 
     By running counts, yes and no have equal total weight for each category and region. So P(yes) = 0.5 fits equally
     frequent answers. They are balanced within each source; otherwise the style of a source would be evidence for an
@@ -218,18 +172,12 @@ class PresenceLoss(nn.Module):
         super().__init__()
         self.register_buffer("counts", torch.zeros(num_sources + 1, 2, len(CATEGORIES), len(REGIONS)))
 
-    def forward(
-        self,
-        logits: tuple[torch.Tensor, torch.Tensor],
-        region: torch.Tensor,
-        patch: torch.Tensor,
-        source: torch.Tensor,
-    ) -> torch.Tensor:
-        """The mean over known regions, plus PATCH_WEIGHT times the mean over known patches.
+    def forward(self, logits: torch.Tensor, region: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        """The mean over known regions.
 
         Args:
-            logits: of `QueryHead`.
-            region: int8 [B,categories,4]; patch: int8 [B,categories,rows,columns]; both 1, 0 or -1 for unknown.
+            logits: [B,categories,4], of `QueryHead`.
+            region: int8 [B,categories,4], 1, 0 or -1 for unknown.
             source: index of each image's source [B].
         """
         answers = torch.stack([region == 0, region == 1], 1).float()  # [B,2,categories,4]
@@ -239,18 +187,10 @@ class PresenceLoss(nn.Module):
         both = torch.minimum(self.counts.sum(1) / 2, MAX_WEIGHT * self.counts.amin(1))
         weight = both[:, None] / self.counts.clamp(min=1e-9)  # [sources + 1,2,categories,4]
         weights = (answers * (weight[source] + OVERALL_WEIGHT * weight[-1])).sum(1)
-        of_regions = _mean_entropy(logits[0], region, weights)
-        patches = patch.flatten(2).transpose(1, 2)  # [B,P,categories]
-        # Unknown patches have weight 0. To select the known ones, the CPU would wait for the GPU.
-        weights = torch.where(patches == 1, POSITIVE_WEIGHT, (patches == 0).float())
-        return of_regions + PATCH_WEIGHT * _mean_entropy(logits[1], patches, weights)
-
-
-def _mean_entropy(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Weighted binary cross-entropy, divided by the number of known targets."""
-    truth = (targets == 1).float()
-    entropy = nn.functional.binary_cross_entropy_with_logits(logits.float(), truth, weights, reduction="sum")
-    return entropy / (targets >= 0).sum().clamp(min=1)
+        entropy = nn.functional.binary_cross_entropy_with_logits(
+            logits.float(), (region == 1).float(), weights, reduction="sum"
+        )
+        return entropy / (region >= 0).sum().clamp(min=1)
 
 
 def load_training_head(name: str | Path) -> QueryHead | None:
@@ -259,7 +199,7 @@ def load_training_head(name: str | Path) -> QueryHead | None:
         if path := cached_file(str(name), file, _raise_exceptions_for_missing_entries=False):
             state = load_file(path)
             head = QueryHead(state["query.weight"].shape[1])
-            head.load_state_dict(state)
+            head.load_state_dict({name: state[name] for name in head.state_dict()})  # older ones have patches, too
             return head
     return None
 

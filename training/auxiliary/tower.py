@@ -1,20 +1,18 @@
 """Evaluation of a vision tower alone: its query head says what is in a picture, and in which third of it."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from ...common.files import atomic_write, atomic_write_text
 from ...configuration_traffic_vlm import token_grid
 from ...data.scene import parse_scene
 from ...data.truth import GroundTruth
 from ...evaluation import markdown
 from ...evaluation.metrics import auc, balanced_accuracy, by_group
-from .presence import CATEGORIES, REGIONS, region_targets
+from .presence import CATEGORIES, REGIONS, region_targets, region_weights
 
 
 FIGURES = {"balanced accuracy": balanced_accuracy, "AUC": auc, "answers": len}
@@ -39,18 +37,15 @@ def answer_presence(model: Any, processor: Any, rows: Any, sizes: Sequence[int])
 @torch.inference_mode()
 def predict_presence(model: Any, processor: Any, rows: Any, size: int, batch_size: int = 16) -> np.ndarray:
     """P(present) [N,categories,4] in rows at `size` × `size` pixels, by a `TowerModel` in evaluation mode."""
-    device, grid, found = next(model.parameters()).device, token_grid(model.tower.config, size, size), []
+    device, found = next(model.parameters()).device, []
+    inside = region_weights(*token_grid(model.tower.config, size, size)).to(device)
     for batch in rows.select_columns("image").iter(batch_size):
         inputs = processor(images=batch["image"], image_size=size, return_tensors="pt").to(device)
-        regions, _ = model.training_head["head"](model(inputs["pixel_values"]).last_hidden_state, grid)
+        regions = model.training_head["head"](model(inputs["pixel_values"]).last_hidden_state, inside)
         found.append(regions.float().sigmoid().cpu().numpy())
     return np.concatenate(found)
 
 
-def write_report(answers: pd.DataFrame, folder: Path) -> None:
-    """Write answers.parquet and report.md, with the figures by source, category and size."""
-    with atomic_write(folder / "answers.parquet") as temporary:
-        answers.to_parquet(temporary)
-    tables = {names: by_group(answers, FIGURES, *names) for names in (("source", "size"), ("category", "size"))}
-    text = "\n\n".join(markdown.table(" / ".join(names), rows.to_dict("index")) for names, rows in tables.items())
-    atomic_write_text(folder / "report.md", text + "\n")
+def presence_table(answers: pd.DataFrame) -> str:
+    """A Markdown table of the figures by source and size."""
+    return markdown.table("source / size", by_group(answers, FIGURES, "source", "size").to_dict("index"))
