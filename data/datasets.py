@@ -1,9 +1,9 @@
 """Datasets of images, scenes and questions: written as Parquet files, loaded, or rendered while training.
 
-    records or seeds → blocks of 256 → Dataset.from_generator → rows {image, questions, answers, ..., scene} → Parquet
+    records or seeds → Dataset.from_generator → rows {image, ..., scene} → add_questions → Parquet
 
-The rows of a block follow from the options and its index alone, with any number of processes. The files are written to
-a temporary folder, which is renamed at the end: a run that is stopped leaves nothing, and is started again.
+The rows follow from the options alone, with any number of processes. The files are written to a temporary folder,
+which is renamed at the end: a run that is stopped leaves nothing, and is started again.
 
 `load_rows` opens such a folder, or images beside a `metadata.jsonl` (or `metadata.csv`) with a file_name, questions
 and answers in each line. The latter is read here, as `datasets` would take files with "test", "train", "dev" or "eval"
@@ -35,6 +35,7 @@ from PIL import Image as PILImage
 
 from ..common.files import DataError, new_folder
 from ..common.image_files import open_image, select_files
+from ..common.options import option
 from .formats import Problems, Record, read_source
 from .formats.drafting import draft_mapping
 from .formats.mapping import load_mapping
@@ -43,7 +44,7 @@ from .formats.scene_labels import read_scene_labels, with_scene_labels
 from .formats.split import find_by_name, index_files, plain_name
 from .formats.vehicle_colors import read_vehicle_colors, with_vehicle_color
 from .near_duplicates import hash_file, near_duplicate_groups
-from .questions import Balancer, Question, ask, has_question, rebalance
+from .questions import Balancer, ask, has_question, rebalance
 from .scene import SYNTHETIC, Scene, parse_scene
 from .synthetic import render
 from .truth import GroundTruth
@@ -65,11 +66,11 @@ FEATURES = Features(
         **{name: Value("string") for name in ("source", "image_id", *MADE)},
     }
 )
+MADE_FEATURES = Features({**FEATURES, "problem": Value("string")})  # of `make_rows`
 REQUIRED = ("image", "questions", "answers")  # the other columns have defaults
 ANSWER_ENDS = " .!"  # removed from the end of own answers: "Yes." would be an answer in words
 SPLITS = ("train", "val", "valid", "validation", "dev", "test")  # names of folders that each hold a split
 SYNTHETIC_IMAGES = 1000  # by default
-BLOCK = 256  # images among which the answers are balanced
 TRAIN = "train"  # the split without stored questions: training asks new ones each time
 NOTHING = "nothing to ask"  # the problem of an image without a possible question
 # What to do about images that are left out; a reason that begins so
@@ -102,19 +103,17 @@ class DatasetOptions:
     """Options of `make_dataset`."""
 
     output_dir: Path = field(metadata={"help": "folder to write to"})
-    source: list[str] = field(
-        default_factory=lambda: [SYNTHETIC],
-        metadata={"help": "synthetic, MAPPING=FOLDER, or a FOLDER, for which a mapping is drafted next to output_dir"},
+    source: list[str] = option(
+        [SYNTHETIC], "synthetic, MAPPING=FOLDER, or a FOLDER, for which a mapping is drafted next to output_dir"
     )
-    scene_labels: Path | None = field(default=None, metadata={"help": "folder of labels of whole images, by source"})
-    vehicle_colors: Path | None = field(default=None, metadata={"help": "file of the colors of the largest vehicles"})
-    num_images: int | None = field(
-        default=None,
-        metadata={"help": "maximum number of images of each source, evenly spread; default: all, 1000 synthetic ones"},
+    scene_labels: Path | None = option(None, "folder of labels of whole images, by source")
+    vehicle_colors: Path | None = option(None, "file of the colors of the largest vehicles")
+    num_images: int | None = option(
+        None, "maximum number of images of each source, evenly spread; default: all, 1000 synthetic ones"
     )
-    split: str = field(default=TRAIN, metadata={"help": "split of the sources, and of the dataset"})
-    questions_per_image: int = field(default=16, metadata={"help": "maximum number of questions for each image"})
-    num_workers: int = field(default=2, metadata={"help": "number of processes"})
+    split: str = option(TRAIN, "split of the sources, and of the dataset")
+    questions_per_image: int = option(16, "maximum number of questions for each image")
+    num_workers: int = option(2, "number of processes")
 
     def __post_init__(self) -> None:
         for name in ("questions_per_image", "num_workers"):
@@ -139,17 +138,18 @@ def make_dataset(options: DatasetOptions) -> dict[str, Any]:
     with new_folder(options.output_dir) as folder, tempfile.TemporaryDirectory(dir=folder.parent) as cache:
         items = read_items(options, problems)
         every = [item for part in items.values() for item in part]
-        blocks = [(start, every[start : start + BLOCK]) for start in range(0, len(every), BLOCK)]
         rows = Dataset.from_generator(
             make_rows,
-            features=Features({**FEATURES, "problem": Value("string")}),
+            features=MADE_FEATURES,
             cache_dir=cache,
-            gen_kwargs={"blocks": blocks, "options": options},
-            num_proc=min(options.num_workers, len(blocks)),
+            gen_kwargs={"items": every},
+            num_proc=min(options.num_workers, len(every)),
             fingerprint=uuid.uuid4().hex,  # by default a hash of all scenes
         )
         notes = Counter(rows["problem"])
         rows = rows.select([i for i, note in enumerate(rows["problem"]) if not note]).remove_columns("problem")
+        if options.split != TRAIN:
+            rows = add_questions(rows, options.questions_per_image)
         report = _summarize(rows, notes, problems) | {"advice": _advise(items, problems)}
         if not len(rows):
             reasons = report["advice"] + report["messages"][:3]
@@ -247,25 +247,23 @@ def add_groups(records: Sequence[Record]) -> list[Record]:
     return [record if record.group else replace(record, group=f"like {next(names)}") for record in records]
 
 
-def make_rows(blocks: Sequence[tuple[int, Sequence[Item]]], options: DatasetOptions) -> Iterator[dict[str, Any]]:
-    """Yield rows of FEATURES and "problem", why a row is left out or "". A block is (index of first image, images)."""
-    for first, items in blocks:
-        rng = random.Random(f"0/{first // BLOCK}")
-        balancer, loaded, asked = Balancer(), [], []
-        for item in items:
-            try:
-                image, scene = load_item(item)
-            except DataError as error:
-                yield dict.fromkeys(FEATURES) | {"problem": str(error)}
-                continue
-            truth, group = GroundTruth(scene), item.group if isinstance(item, Record) else ""
-            if options.split != TRAIN:
-                loaded.append((image, scene, group))
-                asked.append(ask(truth, rng, options.questions_per_image, balancer))
-            else:
-                yield make_row(image, scene, [], group) | {"problem": "" if has_question(truth) else NOTHING}
-        for (image, scene, group), questions in zip(loaded, rebalance(asked)):
-            yield make_row(image, scene, questions, group) | {"problem": "" if questions else NOTHING}
+def make_rows(items: Sequence[Item]) -> Iterator[dict[str, Any]]:
+    """Yield rows of FEATURES without questions, and "problem": why a row is left out, or ""."""
+    for item in items:
+        try:
+            content, scene = load_item(item)
+        except DataError as error:
+            yield dict.fromkeys(FEATURES) | {"problem": str(error)}
+            continue
+        yield {
+            "image": {"bytes": content, "path": None},
+            **{name: [] for name in LISTS},
+            "source": scene.source,
+            "image_id": scene.image_id,
+            "group": item.group if isinstance(item, Record) else "",
+            "scene": scene.to_json(),
+            "problem": "" if has_question(GroundTruth(scene)) else NOTHING,
+        }
 
 
 def _summarize(rows: Dataset, notes: Counter[str], problems: Problems) -> dict[str, Any]:
@@ -310,8 +308,8 @@ def _advise(items: dict[str, list[Item]], problems: Problems) -> list[str]:
     return found + [f"{kind} ({problems.counts[kind]}): {text}" for kind, text in kinds.items()]
 
 
-def add_questions(rows: Dataset) -> Dataset:
-    """Rows with questions: rows of training splits, which store none, get up to 16 new ones about their scenes.
+def add_questions(rows: Dataset, questions_per_image: int = 16) -> Dataset:
+    """Rows with questions: rows of training splits, which store none, get new ones about their scenes.
 
     Yes and no are balanced within each source. Rows without scenes are returned unchanged.
     """
@@ -321,29 +319,14 @@ def add_questions(rows: Dataset) -> Dataset:
     for source in sorted({row["source"] for row in lists}):
         rng, balancer = random.Random(f"0/{source}"), Balancer()
         empty = [row for row in lists if row["source"] == source and not row["questions"]]
-        asked = [ask(GroundTruth(parse_scene(row["scene"])), rng, 16, balancer) for row in empty]
+        truths = (GroundTruth(parse_scene(row["scene"])) for row in empty)
+        asked = [ask(truth, rng, questions_per_image, balancer) for truth in truths]
         for row, questions in zip(empty, rebalance(asked)):
-            row |= _lists_of(questions)
+            for column, name in COLUMN_OF.items():
+                row[column] = [getattr(question, name) for question in questions]
     for column in LISTS:
         rows = rows.remove_columns(column).add_column(column, [row[column] for row in lists], feature=FEATURES[column])
     return rows
-
-
-def _lists_of(questions: Sequence[Question]) -> dict[str, list[str]]:
-    """The columns LISTS of a row with these questions."""
-    return {column: [getattr(question, name) for question in questions] for column, name in COLUMN_OF.items()}
-
-
-def make_row(image: bytes, scene: Scene, questions: Sequence[Question], group: str = "") -> dict[str, Any]:
-    """One row of FEATURES. `image` is the content of an image file, `group` its camera, drive or near-duplicates."""
-    return {
-        "image": {"bytes": image, "path": None},
-        **_lists_of(questions),
-        "source": scene.source,
-        "image_id": scene.image_id,
-        "group": group,
-        "scene": scene.to_json(),
-    }
 
 
 def load_item(item: Item) -> tuple[bytes, Scene]:
@@ -366,13 +349,10 @@ def load_item(item: Item) -> tuple[bytes, Scene]:
     return content, item.scene
 
 
-def synthetic_rows(first_seed: int, num_images: int, questions_per_image: int = 16) -> list[dict[str, Any]]:
-    """Rows of rendered scenes as `load_dataset` would give them, with decoded images."""
-    rng, balancer = random.Random(first_seed), Balancer()
-    items = [load_item(seed) for seed in range(first_seed, first_seed + num_images)]
-    asked = rebalance([ask(GroundTruth(scene), rng, questions_per_image, balancer) for _, scene in items])
-    rows = [make_row(content, scene, questions) for (content, scene), questions in zip(items, asked)]
-    return [row | {"image": PILImage.open(io.BytesIO(row["image"]["bytes"]))} for row in rows]
+def synthetic_rows(first_seed: int, num_images: int, questions_per_image: int = 16) -> Dataset:
+    """Rows of rendered scenes with questions, as `load_rows` gives them."""
+    made = list(make_rows(range(first_seed, first_seed + num_images)))
+    return add_questions(Dataset.from_list(made, MADE_FEATURES).remove_columns("problem"), questions_per_image)
 
 
 class SyntheticRows(torch.utils.data.Dataset):
@@ -472,9 +452,6 @@ def _load_folder(folder: Path, source: str, split: str | None, prefer: str | Non
         raise DataError(f"{folder}: the dataset has no rows")
     if missing := [column for column in REQUIRED if column not in rows.column_names]:
         raise DataError(f"{folder}: has no column {', '.join(missing)}; required are {', '.join(REQUIRED)}")
-    if files and "scene" not in rows.column_names:  # others are made by scripts/make_dataset.py
-        for i, row in enumerate(rows.select_columns(["questions", "answers"]), start=1):
-            _check_questions(f"{folder}: row {i}", row)
     return _add_defaults(rows, source)
 
 
