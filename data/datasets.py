@@ -13,6 +13,7 @@ in their names as splits, and leave out the others.
 import csv
 import glob
 import io
+import itertools
 import json
 import os
 import random
@@ -128,7 +129,7 @@ def make_dataset(options: DatasetOptions) -> dict[str, Any]:
 
     Returns:
         The report: numbers of images, and of questions by type; what was skipped because it is unusable;
-        what was left out as intended; what to do about both; the fraction of yes by category.
+        what was left out as intended; what to do about both.
 
     Raises:
         DataError: the folder exists, a source or its mapping is unusable, or no image has a possible question.
@@ -274,22 +275,13 @@ def _summarize(rows: Dataset, notes: Counter[str], problems: Problems) -> dict[s
         elif note:
             where, _, message = note.partition(": ")
             problems.add("unreadable image", where, message, count=count)
-    answers: Counter[tuple[str, str]] = Counter()
-    questions: Counter[str] = Counter()
-    for row in rows.select_columns(["question_types", "categories", "answers"]):
-        questions.update(row["question_types"])
-        names = map("/".join, zip(row["question_types"], row["categories"]))
-        answers.update(zip(names, row["answers"]))
-    yes_no = sorted({name for name, answer in answers if answer in ("yes", "no")})
-    rates = {name: round(answers[name, "yes"] / (answers[name, "yes"] + answers[name, "no"]), 3) for name in yes_no}
     return {
         "images": len(rows),
         "left_out": Counter({kind: count for kind, count in problems.counts.items() if kind in problems.expected}),
         "messages": problems.messages,
-        "questions": questions,
+        "questions": Counter(name for names in rows["question_types"] for name in names),
         "skipped": Counter({kind: count for kind, count in problems.counts.items() if kind not in problems.expected}),
         "sources": Counter(rows["source"]),
-        "yes_rates": rates,
     }
 
 
@@ -383,7 +375,7 @@ def load_rows(
     Args:
         folders: dataset folders in either format.
         split: split to load; by default the only one of each folder.
-        max_images: draw at most this many rows from all folders, the same in every run.
+        max_images: at most this many rows of all folders, evenly spread.
         prefer: split to load from a folder with several splits, if `split` is None.
         sources: source names for the rows of each folder that have none; by default `source_names(folders)`.
 
@@ -402,13 +394,11 @@ def load_rows(
             part = part.add_column(name, [""] * len(part))
         parts[i] = part.select_columns([*COLUMNS, *made])
     rows = concatenate_datasets(parts)
-    if max_images is not None and max_images < len(rows):
-        rows = rows.shuffle(seed=0).select(range(max_images))
-    return rows
+    return rows if max_images is None else select_evenly(rows, max_images)
 
 
 def source_names(folders: Sequence[Path]) -> list[str]:
-    """Name each folder by as few trailing path components as no other folder shares: "drive1/val", "drive2/val".
+    """Name the folders by as few trailing path components as make all names differ: "drive1/val", "drive2/val".
 
     Raises:
         DataError: a folder is given twice, which would count its images twice.
@@ -416,12 +406,8 @@ def source_names(folders: Sequence[Path]) -> list[str]:
     paths = list(map(os.path.realpath, folders))
     if twice := [str(folder) for folder, path in zip(folders, paths) if paths.count(path) > 1]:
         raise DataError(f"{' and '.join(twice)}: a folder is given twice")
-    names = []
-    for parts in (folder.parts for folder in folders):
-        others = [folder.parts for folder in folders if folder.parts != parts]
-        sizes = (size for size in range(1, len(parts)) if all(other[-size:] != parts[-size:] for other in others))
-        names.append("/".join(parts[-next(sizes, len(parts)) :]))
-    return names
+    tries = (["/".join(folder.parts[-size:]) for folder in folders] for size in itertools.count(1))
+    return next(names for names in tries if len(set(names)) == len(names))
 
 
 def select_evenly(rows: Any, count: int) -> Any:

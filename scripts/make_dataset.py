@@ -30,7 +30,7 @@ def main() -> None:
             print(f"  {name.replace('_', ' ')}: {reason} ({count})")
     for advice in report["advice"]:
         print(f"  to do: {advice}")
-    print(f"wrote {options.output_dir}; report.json has the fraction of yes for each class")
+    print(f"wrote {options.output_dir}; report.json has the counts and all problems")
 
 
 if __name__ == "__main__":

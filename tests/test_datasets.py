@@ -107,7 +107,7 @@ def test_a_run_that_fails_leaves_nothing_and_an_existing_folder_is_left_alone(tm
 def test_training_splits_store_no_questions_and_get_balanced_ones_for_evaluation(tmp_path):
     report = make(tmp_path / "train", split="train")
     rows = load_rows([tmp_path / "train"])
-    assert report["images"] == len(rows) == 24 and not report["questions"] and not report["yes_rates"]
+    assert report["images"] == len(rows) == 24 and not report["questions"]
     assert not any(row[name] for row in rows for name in LISTS)
     asked = add_questions(rows)
     assert asked["scene"] == rows["scene"] and all(0 < len(row["questions"]) <= 16 for row in asked)
@@ -148,7 +148,6 @@ def test_the_report_says_why_nothing_is_answered_no_and_what_to_do(mine, tmp_pat
     why, unknown = report["advice"][:2]
     assert why.startswith(f"{mapped(mine)}: no class is exhaustive, so nothing can be answered no: list under 'exhaus")
     assert unknown.startswith("unknown class 'forklift' (1): add the class under 'classes' of the mapping, with a cat")
-    assert set(report["yes_rates"].values()) == {1.0}
     (mine / "map.json").write_text(
         json.dumps(mapping | {"exhaustive": [], "classes": {"Cars": None, "forklift": None}})
     )
@@ -344,8 +343,8 @@ def test_own_questions_get_defaults_and_the_names_of_their_folders(tmp_path):
     expected = {"questions": text, "answers": ["yes"], "question_types": own, "categories": own, "question_ids": text}
     assert {**rows[0], "image": 0} == expected | {"image": 0, "source": "drive1/val", "image_id": "1.png"}
     assert rows["source"] == ["drive1/val", "drive2/val"] and load_rows(folders[:1])["source"] == ["val"]
-    deep = [tmp_path / name for name in ("drive1/frames/val", "drive2/frames/val", "other")]
-    assert source_names(deep) == ["drive1/frames/val", "drive2/frames/val", "other"]
+    deep = [tmp_path / name for name in ("drive1/frames/val", "drive2/frames/val", "data/frames/other")]
+    assert source_names(deep) == ["drive1/frames/val", "drive2/frames/val", "data/frames/other"]
 
 
 NAMES = ["test_drive/1.png", "2.train.png", "dev/3.JPG", "evaluation.png"]

@@ -65,7 +65,6 @@ class TrainOptions:
         [], "sides of the images in pixels, one drawn for each batch; in the last tenth of a run: --image_size"
     )
     size_weights: list[float] = option([], "weight of each of --sizes; default: equal weights")
-    eval_sizes: list[int] = option([], "sides of the images in the last evaluation; default: --image_size")
     pool_above: int | None = option(None, "larger images have one token for 2 × 2 patches; default: as the start")
     locate: list[str] = option([], "classes to locate: the tower gets a new center head; default: as the start")
 
@@ -78,7 +77,7 @@ class TrainOptions:
         if self.train_weights and (len(self.train_weights) != len(self.train_dataset) or min(self.train_weights) <= 0):
             of = f"one for each of --train_dataset {self.train_dataset}"
             raise ValueError(f"--train_weights must be positive, {of}, got {self.train_weights}")
-        for side in (*self.sizes, *self.eval_sizes):
+        for side in self.sizes:
             check_image_size(side)
         if self.average_decay >= 1:
             raise ValueError(f"--average_decay must be below 1, got {self.average_decay}")

@@ -13,6 +13,7 @@ from transformers import TrainingArguments
 from ..common.files import atomic_write
 from ..configuration_traffic_vlm import height_and_width
 from ..evaluation.compare import compare
+from ..evaluation.report import answer_metrics
 from ..tokenization_traffic_vlm import ANSWER_TOKENS
 from .collator import TrafficCollator
 from .drawing import Drawing
@@ -81,7 +82,7 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
         if has_questions:
             save_model(trainer, options, note, own)
         else:
-            save_tower(trainer, options)
+            save_tower(trainer)
         if push and has_questions:
             token, private = arguments.hub_token, arguments.hub_private_repo
             publish(folder, arguments.hub_model_id or folder.name, token=token, private=private)
@@ -139,14 +140,13 @@ def save_model(trainer: TrafficTrainer, options: TrainOptions, note: str, own: l
     print("checkpoint-* (to resume this training) and runs (logs) in it can be deleted.")
 
 
-def save_tower(trainer: TrafficTrainer, options: TrainOptions) -> None:
-    """Save the finished tower with its head, for `--vision_tower`, and print figures at all sizes of evaluation."""
+def save_tower(trainer: TrafficTrainer) -> None:
+    """Save the finished tower with its head, for `--vision_tower`, and print its metrics."""
     from .auxiliary.presence import save_training_head
-    from .auxiliary.tower import presence_table
 
     folder, model = Path(trainer.args.output_dir), trainer.model
     model.tower.save_pretrained(folder / "tower")
     save_training_head(model.training_head["head"], folder / "tower")
     if trainer.eval_dataset is not None:
-        print(presence_table(trainer.answers(options.eval_sizes)))
+        print(answer_metrics(trainer.answers()))
     print(f"The tower is in {folder / 'tower'}. checkpoint-* (to resume this training) in {folder} can be deleted.")

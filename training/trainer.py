@@ -7,7 +7,7 @@ rows to evaluate → table of answers → metrics, the same as in `scripts/evalu
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -202,18 +202,15 @@ class TrafficTrainer(Trainer):
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def answers(self, sizes: Sequence[int] | None = None) -> pd.DataFrame:
-        """Table of answers about the evaluation rows, in the precision of the training.
-
-        `sizes` are sides in pixels, for a tower. The model is in evaluation mode from then on.
-        """
+    def answers(self) -> pd.DataFrame:
+        """Table of answers about the evaluation rows. The model is in evaluation mode from then on."""
         parts = self.model.eval(), self.processing_class, self.eval_dataset
-        with self.accelerator.autocast():
+        with self.accelerator.autocast():  # in the precision of the training
             if not self.is_tower:
                 return predict(*parts, self.args.per_device_eval_batch_size)
             from .auxiliary.tower import answer_presence
 
-            return answer_presence(*parts, sizes or [self.model.tower.config.image_size])
+            return answer_presence(*parts)
 
 
 class StartEpoch(TrainerCallback):
