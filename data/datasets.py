@@ -44,7 +44,7 @@ from .formats.reading import Folder, parse_text, reason_of, split_lines
 from .formats.scene_labels import read_scene_labels, with_scene_labels
 from .formats.split import find_by_name, index_files, plain_name
 from .formats.vehicle_colors import read_vehicle_colors, with_vehicle_color
-from .near_duplicates import hash_file, near_duplicate_groups
+from .near_duplicates import difference_hash, near_duplicate_groups
 from .questions import Balancer, ask, has_question, rebalance
 from .scene import SYNTHETIC, Scene, parse_scene
 from .synthetic import render
@@ -58,17 +58,15 @@ COLUMN_OF = {
     **{"categories": "category", "question_ids": "question_id"},
 }
 LISTS = tuple(COLUMN_OF)
-COLUMNS = ("image", *LISTS, "source", "image_id")
-MADE = ("group", "scene")  # columns of datasets that make_dataset.py wrote
+# Of every dataset. Without annotations "scene" is empty, and so is "group", the camera, drive or near-duplicates.
 FEATURES = Features(
     {
         "image": Image(),
         **{name: List(Value("string")) for name in LISTS},
-        **{name: Value("string") for name in ("source", "image_id", *MADE)},
+        **{name: Value("string") for name in ("source", "image_id", "group", "scene")},
     }
 )
-MADE_FEATURES = Features({**FEATURES, "problem": Value("string")})  # of `make_rows`
-REQUIRED = ("image", "questions", "answers")  # the other columns have defaults
+MADE_FEATURES = Features({**FEATURES, "bits": List(Value("bool")), "problem": Value("string")})  # of `make_rows`
 ANSWER_ENDS = " .!"  # removed from the end of own answers: "Yes." would be an answer in words
 SPLITS = ("train", "val", "valid", "validation", "dev", "test")  # names of folders that each hold a split
 SYNTHETIC_IMAGES = 1000  # by default
@@ -149,6 +147,7 @@ def make_dataset(options: DatasetOptions) -> dict[str, Any]:
         )
         notes = Counter(rows["problem"])
         rows = rows.select([i for i, note in enumerate(rows["problem"]) if not note]).remove_columns("problem")
+        rows = add_groups(rows)
         if options.split != TRAIN:
             rows = add_questions(rows, options.questions_per_image)
         report = _summarize(rows, notes, problems) | {"advice": _advise(items, problems)}
@@ -194,7 +193,7 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
             records = add_scene_labels(records, folder.root, options.scene_labels, problems)
         if options.num_images is not None:
             records = select_evenly(records, options.num_images)
-        items[source] = list(add_groups(records))
+        items[source] = list(records)
     if not any(items.values()):
         found = "; ".join(problems.messages[:3]) or f"--num_images is {options.num_images}"
         raise DataError(f"the sources {options.source} have no usable image: {found}")
@@ -237,24 +236,13 @@ def _name_with_folder(record: Record, folder: Path) -> str:
     return plain_name(f"{folder.resolve().name}/{record.image.relative_to(folder).as_posix()}")
 
 
-def add_groups(records: Sequence[Record]) -> list[Record]:
-    """Records of one source, each with a group. Where the source names none, near-duplicates are a group."""
-    unnamed = [record for record in records if not record.group]
-    with ThreadPoolExecutor() as pool:
-        hashes = list(pool.map(lambda record: hash_file(record.image), unnamed))
-    numbers = near_duplicate_groups(np.array(hashes).reshape(-1, 64)).tolist()
-    first: dict[int, str] = {}
-    names = iter([first.setdefault(number, one.scene.image_id) for number, one in zip(numbers, unnamed)])
-    return [record if record.group else replace(record, group=f"like {next(names)}") for record in records]
-
-
 def make_rows(items: Sequence[Item]) -> Iterator[dict[str, Any]]:
-    """Yield rows of FEATURES without questions, and "problem": why a row is left out, or ""."""
+    """Yield rows of MADE_FEATURES, without questions. Their "problem" says why a row is left out, or is empty."""
     for item in items:
         try:
-            content, scene = load_item(item)
+            content, scene, bits = load_item(item)
         except DataError as error:
-            yield dict.fromkeys(FEATURES) | {"problem": str(error)}
+            yield dict.fromkeys(MADE_FEATURES) | {"problem": str(error)}
             continue
         yield {
             "image": {"bytes": content, "path": None},
@@ -263,8 +251,21 @@ def make_rows(items: Sequence[Item]) -> Iterator[dict[str, Any]]:
             "image_id": scene.image_id,
             "group": item.group if isinstance(item, Record) else "",
             "scene": scene.to_json(),
+            "bits": bits,
             "problem": "" if has_question(GroundTruth(scene)) else NOTHING,
         }
+
+
+def add_groups(rows: Dataset) -> Dataset:
+    """Rows of `make_rows`, each photograph with a group. Where a source names none, near-duplicates are a group."""
+    groups, ids, sources, bits = (rows[name][:] for name in ("group", "image_id", "source", "bits"))
+    for source in sorted({*sources} - {SYNTHETIC}):
+        unnamed = [i for i, name in enumerate(sources) if name == source and not groups[i]]
+        numbers = near_duplicate_groups(np.array([bits[i] for i in unnamed]).reshape(-1, 64)).tolist()
+        first: dict[int, str] = {}
+        for i, number in zip(unnamed, numbers):
+            groups[i] = first.setdefault(number, f"like {ids[i]}")
+    return rows.remove_columns(["group", "bits"]).add_column("group", groups)
 
 
 def _summarize(rows: Dataset, notes: Counter[str], problems: Problems) -> dict[str, Any]:
@@ -305,12 +306,12 @@ def add_questions(rows: Dataset, questions_per_image: int = 16) -> Dataset:
 
     Yes and no are balanced within each source. Rows without scenes are returned unchanged.
     """
-    if "scene" not in rows.column_names or all(rows["questions"]):
+    if all(rows["questions"]):
         return rows
     lists = rows.select_columns([*LISTS, "source", "scene"]).to_list()
     for source in sorted({row["source"] for row in lists}):
         rng, balancer = random.Random(f"0/{source}"), Balancer()
-        empty = [row for row in lists if row["source"] == source and not row["questions"]]
+        empty = [row for row in lists if row["source"] == source and row["scene"] and not row["questions"]]
         truths = (GroundTruth(parse_scene(row["scene"])) for row in empty)
         asked = [ask(truth, rng, questions_per_image, balancer) for truth in truths]
         for row, questions in zip(empty, rebalance(asked)):
@@ -321,8 +322,8 @@ def add_questions(rows: Dataset, questions_per_image: int = 16) -> Dataset:
     return rows
 
 
-def load_item(item: Item) -> tuple[bytes, Scene]:
-    """The bytes of an image file and its scene, from annotations or a synthetic seed.
+def load_item(item: Item) -> tuple[bytes, Scene, np.ndarray]:
+    """The bytes of an image file, its scene, from annotations or a synthetic seed, and its `difference_hash`.
 
     Raises:
         DataError: the image cannot be read.
@@ -331,20 +332,22 @@ def load_item(item: Item) -> tuple[bytes, Scene]:
         image, scene = render(item)
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
-        return buffer.getvalue(), scene
+        return buffer.getvalue(), scene, difference_hash(image)
     try:
         content = item.image.read_bytes()
         with PILImage.open(io.BytesIO(content)) as opened:
-            opened.load()  # a truncated file opens, but does not load
+            bits = difference_hash(opened)  # it loads the image: a truncated file opens, but does not load
     except Exception as error:  # Pillow raises almost any error on damaged bytes
         raise DataError(f"{item.image}: the image cannot be read: {error}") from error
-    return content, item.scene
+    return content, item.scene, bits
 
 
 def synthetic_rows(first_seed: int, num_images: int, questions_per_image: int = 16) -> Dataset:
     """Rows of rendered scenes with questions, as `load_rows` gives them."""
     made = list(make_rows(range(first_seed, first_seed + num_images)))
-    return add_questions(Dataset.from_list(made, MADE_FEATURES).remove_columns("problem"), questions_per_image)
+    return add_questions(
+        Dataset.from_list(made, MADE_FEATURES).remove_columns(["bits", "problem"]), questions_per_image
+    )
 
 
 class SyntheticRows(torch.utils.data.Dataset):
@@ -380,20 +383,14 @@ def load_rows(
         sources: source names for the rows of each folder that have none; by default `source_names(folders)`.
 
     Returns:
-        a dataset with COLUMNS, and with the columns of MADE that a folder has ("" in rows of other folders).
+        a dataset with the columns of FEATURES.
 
     Raises:
         DataError: a folder is missing, empty or unreadable; a split or a required column does not exist.
     """
     folders = [Path(folder) for folder in folders]
     names = source_names(folders) if sources is None else sources
-    parts = [_load_folder(folder, name, split, prefer) for folder, name in zip(folders, names)]
-    made = [name for name in MADE if any(name in part.column_names for part in parts)]
-    for i, part in enumerate(parts):
-        for name in set(made) - set(part.column_names):
-            part = part.add_column(name, [""] * len(part))
-        parts[i] = part.select_columns([*COLUMNS, *made])
-    rows = concatenate_datasets(parts)
+    rows = concatenate_datasets([_load_folder(*pair, split, prefer) for pair in zip(folders, names)])
     return rows if max_images is None else select_evenly(rows, max_images)
 
 
@@ -433,16 +430,18 @@ def _load_folder(folder: Path, source: str, split: str | None, prefer: str | Non
         except Exception as error:  # of pyarrow, on broken files
             raise DataError(f"{folder}: the dataset cannot be read: {reason_of(error)}") from error
     else:
-        rows = _read_own(folder, split, prefer)
+        rows = _read_own(folder, source, split, prefer)
     if not len(rows):
         raise DataError(f"{folder}: the dataset has no rows")
-    if missing := [column for column in REQUIRED if column not in rows.column_names]:
-        raise DataError(f"{folder}: has no column {', '.join(missing)}; required are {', '.join(REQUIRED)}")
-    return _add_defaults(rows, source)
+    if missing := [column for column in FEATURES if column not in rows.column_names]:
+        raise DataError(f"{folder}: has no column {', '.join(missing)}; make the dataset with make_dataset.py")
+    return rows.select_columns([*FEATURES])
 
 
-def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
+def _read_own(folder: Path, source: str, split: str | None, prefer: str | None) -> Dataset:
     """Rows of all `metadata.jsonl` and `metadata.csv` of a folder; of one split, if each lies in a folder of a split.
+
+    Each text is its own question id.
 
     Raises:
         DataError: there are none, a line is wrong, or an image is missing or damaged.
@@ -470,9 +469,12 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
                 reason = f"may be {' or '.join(path.name for path in found)}" if found else "is missing"
                 raise DataError(f"{where}: image {written!r} {reason}")
             used.update(found)
+            own, questions = ["own"] * len(row["questions"]), row["questions"]
+            made: dict[str, Any] = {"image": str(found[0]), "source": source, "group": "", "scene": ""}
+            made |= {"questions": questions, "answers": [text.rstrip(ANSWER_ENDS) for text in row["answers"]]}
+            made |= {"question_types": own, "categories": own, "question_ids": questions}
             # A CSV file has a line for each question: lines about one image have one id.
-            row = {"image_id": found[0].relative_to(folder).as_posix(), **row, "image": str(found[0])}
-            rows.append(row | {"answers": [text.rstrip(ANSWER_ENDS) for text in row["answers"]]})
+            rows.append(made | {"image_id": found[0].relative_to(folder).as_posix()})
     try:  # now: training would stop at a damaged image after hours
         with ThreadPoolExecutor() as pool:
             for _ in pool.map(lambda row: open_image(row["image"]).size, rows):
@@ -481,9 +483,7 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
         raise DataError(f"{folder}: {error}") from error
     note = f"; without a line, and left out: {len(seen - used)}" if seen - used else ""
     print(f"{folder}: images with questions by {', '.join(names)}: {len(rows)}{note}", file=sys.stderr)
-    columns = [column for column in COLUMNS if rows and all(column in row for row in rows)]
-    table = Dataset.from_dict({column: [row[column] for row in rows] for column in columns})
-    return table.cast_column("image", Image()) if rows else table
+    return Dataset.from_dict({name: [row[name] for row in rows] for name in FEATURES}, FEATURES)
 
 
 def _read_metadata(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -519,14 +519,3 @@ def _choose_split(folder: Path, splits: Collection[str], split: str | None, pref
     if name not in splits:
         raise DataError(f"{folder}: has no split {name!r}, only {', '.join(splits)}")
     return name
-
-
-def _add_defaults(rows: Dataset, source: str) -> Dataset:
-    """Add the columns that hand-written questions lack. Each text is its own question id."""
-    missing = [column for column in COLUMNS if column not in rows.column_names]
-    own = [["own"] * len(texts) for texts in rows["questions"]] if missing else []
-    defaults = {"question_types": own, "categories": own, "question_ids": rows["questions"][:]}
-    defaults |= {"source": [source] * len(own), "image_id": list(map(str, range(len(own))))}
-    for column in missing:
-        rows = rows.add_column(column, defaults[column])
-    return rows

@@ -9,7 +9,6 @@ names drives or cameras, split by these; this module is for other sources.
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,15 +27,6 @@ def difference_hash(image: Image.Image) -> np.ndarray:
     """
     cells = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX), dtype=int)
     return (cells[:, :-1] > cells[:, 1:]).ravel()
-
-
-def hash_file(path: Path) -> np.ndarray:
-    """`difference_hash` of an image file; zeros if it cannot be read, as no row is made of it."""
-    try:
-        with Image.open(path) as image:
-            return difference_hash(image)
-    except Exception:  # Pillow raises almost any error on damaged bytes
-        return np.zeros(64, bool)
 
 
 def near_duplicate_groups(hashes: np.ndarray) -> np.ndarray:

@@ -56,7 +56,7 @@ def predict(
     Args:
         model: a `TrafficVLMForConditionalGeneration` in evaluation mode; the caller chooses device, dtype, autocast.
         processor: its `TrafficVLMProcessor`.
-        rows: rows of `data.datasets.load_rows`, or with its COLUMNS.
+        rows: rows of `data.datasets.load_rows`, or with its columns.
         batch_size: images encoded together.
         image: ask about this image in place of the rows' own; it is encoded once.
         unseen: names of unseen sources; see `kind_of_source`.

@@ -341,7 +341,8 @@ def test_own_questions_get_defaults_and_the_names_of_their_folders(tmp_path):
     rows = load_rows(folders)
     text, own = ["Is there a car?"], ["own"]
     expected = {"questions": text, "answers": ["yes"], "question_types": own, "categories": own, "question_ids": text}
-    assert {**rows[0], "image": 0} == expected | {"image": 0, "source": "drive1/val", "image_id": "1.png"}
+    expected |= {"image": 0, "source": "drive1/val", "image_id": "1.png", "group": "", "scene": ""}
+    assert {**rows[0], "image": 0} == expected
     assert rows["source"] == ["drive1/val", "drive2/val"] and load_rows(folders[:1])["source"] == ["val"]
     deep = [tmp_path / name for name in ("drive1/frames/val", "drive2/frames/val", "data/frames/other")]
     assert source_names(deep) == ["drive1/frames/val", "drive2/frames/val", "data/frames/other"]

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tiny import ROOT, new_process, tiny_model
-from traffic_vlm.training.publish import MARK, publish, upload, write_card
+from traffic_vlm.training.publish import MARK, publish, write_card
 
 
 CODE = {path.name for path in ROOT.glob("*_traffic_vlm.py")}
@@ -92,10 +92,11 @@ def test_an_incomplete_or_invalid_folder_is_not_uploaded(name, old, new, message
     assert not hub.mock_calls
 
 
-def test_a_public_repository_is_refused_where_a_private_one_is_asked_for(saved, hub):
+def test_a_public_repository_is_refused_where_a_private_one_is_asked_for(saved, hub, monkeypatch):
+    monkeypatch.setattr("traffic_vlm.training.publish.check_loading", lambda staged: None)
     hub.is_private["me/model"] = False
     with pytest.raises(ValueError, match="me/model exists and is public; nothing was uploaded"):
-        upload(saved, "me/model", private=True)
+        publish(saved, "me/model", private=True)
     assert not hub.commits
 
 

@@ -204,8 +204,8 @@ def test_own_questions_are_trained_with_rendered_scenes(start, tmp_path):
     own_folder(tmp_path / "mine" / "train")
     own_folder(tmp_path / "mine" / "val")
     other = own_folder(tmp_path / "other", images=20)
-    both = f"--train_dataset {tmp_path / 'mine'} synthetic --train_weights 1 1 --sizes 96 128 --size_weights 1 3"
-    learn(start, tmp_path / "out", f"{both} --max_steps 2 --eval_dataset {other} synthetic")
+    both = f"--train_dataset {tmp_path / 'mine'} synthetic --train_weights 1 3 --sizes 64 96 --size_weights 1 3"
+    learn(start, tmp_path / "out", f"{both} --max_steps 3 --eval_dataset {other} synthetic")
     assert history(tmp_path / "out", "eval_balanced_accuracy_other")
     counts = load_file(last_checkpoint(tmp_path / "out") / "model.safetensors")["training_head.loss.counts"]
     assert len(counts) == 3 and counts[1].any()  # of own images, of scenes, and of all
@@ -296,11 +296,14 @@ def test_nan_stops_training_before_a_checkpoint_is_written(start, tmp_path, monk
         ("--train_dataset synthetic docs ./docs/../docs", "docs and docs/../docs: a folder is given twice"),
         ("--image_size 60", "image_size=60"),
         ("--questions_per_image -1", "--questions_per_image must be at least 0, got -1"),
-        ("--questions_per_image 0 --eval_dataset synthetic", "synthetic has no scenes or no groups; make the dataset"),
+        ("--questions_per_image 0 --eval_dataset synthetic", "synthetic has no scenes; make the dataset"),
         ("--average_decay 1", "--average_decay must be below 1, got 1.0"),
         ("--dataloader_persistent_workers true", "--dataloader_persistent_workers must be false"),
         ("--metric_for_best_model loss", "--metric_for_best_model loss is not known of the evaluation images"),
-        ("--sizes 64 96 --size_weights 1", "--size_weights must be one for each of --sizes [64, 96], got [1.0]"),
+        (
+            "--sizes 64 96 --size_weights 1",
+            "positive, one for each of --sizes [64, 96], got [1.0]",
+        ),
         ("--train_weights 1 2", "--train_weights must be positive, one for each of --train_dataset ['synthetic']"),
         ("--train_weights 0", "one for each of --train_dataset ['synthetic'], got [0.0]"),
         ("--eval_dataset synthetic --eval_strategy no", "--eval_strategy no evaluates nothing: leave out"),

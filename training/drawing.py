@@ -70,10 +70,10 @@ class Drawing(Dataset[Any]):
         counts = [len(rows) for rows in parts]
         if not min(counts):
             raise ValueError(f"every dataset must have rows, these have {counts}")
-        self.rows, self.options, self.default = ConcatDataset(parts), options, default
-        self.draws, self.seed, self.epoch = draws, seed, 0
+        self.rows: ConcatDataset[dict[str, Any]] = ConcatDataset(parts)
+        self.options, self.default, self.draws, self.seed, self.epoch = options, default, draws, seed, 0
         groups = [rows["group"][:] if "group" in rows.column_names else range(len(rows)) for rows in parts]
-        self.chances = draw_chances(groups, options.train_weights or np.sqrt(counts), draws)
+        self.chances = draw_chances(groups, options.train_weights or [count**0.5 for count in counts], draws)
         scenes = [] if options.questions_per_image else [scene for rows in parts for scene in rows["scene"][:]]
         self.stored = [(scene.width, scene.height) for scene in map(parse_scene, scenes)]  # sizes of a tower's images
 

@@ -44,9 +44,7 @@ class TrainOptions:
     train_dataset: list[str] = option(
         [SYNTHETIC], "folders of make_dataset.py or of your own images, or synthetic: scenes rendered while training"
     )
-    train_weights: list[float] | None = option(
-        None, "weight of each train_dataset; default: the square root of its number of images"
-    )
+    train_weights: list[float] = option([], "weight of each train_dataset; default: square root of its images")
     eval_dataset: list[str] = option(
         [], "folders for evaluation, or synthetic; default: 10 %% of each train_dataset, or 64 synthetic images"
     )
@@ -72,11 +70,10 @@ class TrainOptions:
         for name, value in vars(self).items():
             if isinstance(value, int | float) and value < 0:
                 raise ValueError(f"--{name} must be at least 0, got {value}")
-        if self.size_weights and len(self.size_weights) != len(self.sizes):
-            raise ValueError(f"--size_weights must be one for each of --sizes {self.sizes}, got {self.size_weights}")
-        if self.train_weights and (len(self.train_weights) != len(self.train_dataset) or min(self.train_weights) <= 0):
-            of = f"one for each of --train_dataset {self.train_dataset}"
-            raise ValueError(f"--train_weights must be positive, {of}, got {self.train_weights}")
+        for name, of in (("train_weights", "train_dataset"), ("size_weights", "sizes")):
+            weights, weighted = getattr(self, name), getattr(self, of)
+            if weights and (len(weights) != len(weighted) or min(weights) <= 0):
+                raise ValueError(f"--{name} must be positive, one for each of --{of} {weighted}, got {weights}")
         for side in self.sizes:
             check_image_size(side)
         if self.average_decay >= 1:

@@ -101,7 +101,11 @@ def read_metadata(folder: Path) -> dict[str, Any]:
 def publish(
     folder: Path, repo_id: str, dry_run: bool = False, token: str | None = None, private: bool | None = None
 ) -> str | None:
-    """Check and upload a model folder, and print its files; `token` and `private` are those of `upload`.
+    """Check and upload a model folder, and print its files.
+
+    Args:
+        token: of the Hub; default: `HF_TOKEN`, or the token that `hf auth login` saved.
+        private: make a private repository; a public one is a ValueError.
 
     Returns:
         The URL of the commit; None after a dry run, which uploads nothing.
@@ -121,7 +125,14 @@ def publish(
             print(f"{path.stat().st_size:>12,}  {path.relative_to(staged)}", flush=True)
         check_loading(staged)
         print("ok: the folder loads in a new process and answers a question", flush=True)
-        return None if dry_run else upload(staged, repo_id, token, private)
+        if dry_run:
+            return None
+        api = HfApi(token=token)
+        # The answer has the user's name, if it was missing.
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if private and not api.repo_info(repo_id).private:
+            raise ValueError(f"{repo_id} exists and is public; nothing was uploaded")
+        return api.upload_folder(repo_id=repo_id, folder_path=staged).commit_url
 
 
 def copy_files(folder: Path, patterns: Sequence[str], target: Path) -> None:
@@ -141,18 +152,3 @@ def check_loading(staged: Path) -> None:
         process = subprocess.run(command, cwd=cache, env=environment, capture_output=True, text=True)
     if process.returncode:
         raise ValueError(f"the folder does not load in a new process: {process.stderr[-1000:].strip()}")
-
-
-def upload(folder: Path, repo_id: str, token: str | None = None, private: bool | None = None) -> str:
-    """Upload a folder to a repository, which is made if it is missing, and return the URL of the commit.
-
-    Args:
-        token: of the Hub; default: `HF_TOKEN`, or the token that `hf auth login` saved.
-        private: make a private repository; a public one is a ValueError.
-    """
-    api = HfApi(token=token)
-    # The answer has the user's name, if it was missing.
-    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-    if private and not api.repo_info(repo_id).private:
-        raise ValueError(f"{repo_id} exists and is public; nothing was uploaded")
-    return api.upload_folder(repo_id=repo_id, folder_path=folder).commit_url

@@ -45,7 +45,7 @@ def own_questions(datasets: Sequence[Any], processor: Any) -> list[tuple[str, st
     """
     pairs: dict[tuple[str, str], None] = {}
     for rows in photographs(datasets):
-        if "scene" not in rows.column_names:
+        if not rows["scene"][0]:
             for row in rows.select_columns(["questions", "answers"]):
                 pairs |= dict.fromkeys(zip(map(processor.rules.as_asked, row["questions"]), row["answers"]))
     if pairs:
@@ -87,11 +87,11 @@ def rows_for_tower(rows: Sequence[Any], held: Sequence[Any], folders: Sequence[s
     """(eval, note): all of `held`, on which a tower is evaluated; the note names groups that are in `rows`, too.
 
     Raises:
-        DataError: one of the folders of `rows` and `held` has no scenes or no groups.
+        DataError: one of the folders of `rows` and `held` has no scenes.
     """
     for folder, one in zip(folders, [*rows, *held]):
-        if not {"scene", "group"} <= set(one.column_names):
-            raise DataError(f"{folder} has no scenes or no groups; make the dataset with make_dataset.py")
+        if isinstance(one, SyntheticRows) or not one["scene"][0]:
+            raise DataError(f"{folder} has no scenes; make the dataset with make_dataset.py")
     return concatenate_datasets(held) if held else None, shared_groups_note(rows, held)
 
 
@@ -99,8 +99,8 @@ def shared_groups_note(rows: Sequence[Any], held: Sequence[Any]) -> str:
     """A sentence on the groups, such as cameras, that are both in `rows` and in `held`; empty if there are none."""
 
     def names(datasets: Sequence[Any]) -> set[str]:
-        grouped = [one for one in photographs(datasets) if "group" in one.column_names]
-        return {f"{source}: {group}" for one in grouped for source, group in zip(one["source"][:], one["group"][:])}
+        pairs = [pair for one in photographs(datasets) for pair in zip(one["source"], one["group"])]
+        return {f"{source}: {group}" for source, group in pairs if group}
 
     shared = sorted(names(rows) & names(held))
     return f"{len(shared)} groups are also in --eval_dataset: its figures are too high. {shared[:5]}" if shared else ""
