@@ -98,11 +98,13 @@ class EncodedImages:
         Raises:
             ValueError: parts of different models or sizes; some with an attention mask and some without.
         """
-        kinds = {(part.weights_version, part.image_size, part.attention_mask is None): None for part in parts}
-        if len(kinds) > 1:
-            given = " and ".join(f"(model {version}, size {size}, {not bare})" for version, size, bare in kinds)
-            expected = "one model and size, all with an attention mask or none"
-            raise ValueError(f"Encoded images to join must be of {expected}; got (model, size, mask): {given}.")
+        models, sizes = ({getattr(part, name): None for part in parts} for name in ("weights_version", "image_size"))
+        if len(models) > 1:
+            raise ValueError(f"Encoded images to join must be of one model, got images of {len(models)}.")
+        if len(sizes) > 1:
+            raise ValueError(f"Encoded images to join must be of one size, got {' and '.join(map(str, sizes))}.")
+        if len({part.attention_mask is None for part in parts}) > 1:
+            raise ValueError("Encoded images with and without an attention mask cannot be joined.")
         return EncodedImages.combine(lambda *tensors: torch.cat(tensors), *parts)
 
     def rows(self, image_index: torch.Tensor | None) -> "EncodedImages":

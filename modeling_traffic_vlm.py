@@ -29,6 +29,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutputWithPastAndCrossAttentions,
+    BaseModelOutputWithPooling,
     CausalLMOutputWithCrossAttentions,
     SequenceClassifierOutputWithPast,
 )
@@ -432,6 +433,13 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
             images = self.look(pixel_values)
         return replace(images, image_size=(height, width))
 
+    @can_return_tuple
+    def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
+        """Image tokens of pixels [I,3,H,W]: `last_hidden_state` [I,P,width], and projected `pooler_output` [I,P,C]."""
+        check_pixels(pixel_values, self.pixel_shape, self.any_size)
+        tokens = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True, **kwargs)[0]
+        return BaseModelOutputWithPooling(last_hidden_state=tokens, pooler_output=self.projector(tokens))
+
     def look(self, pixel_values: torch.Tensor) -> EncodedImages:
         """What the tower sees in checked pixels [I,3,H,W], and the decoder reads."""
         seen = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True)
@@ -499,6 +507,8 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         logits = self.compute_logits(outputs.last_hidden_state[:, keep])
         loss = None
         if labels is not None:
+            if labels.shape != logits.shape[:2]:
+                raise ValueError(f"labels must be {[*logits.shape[:2]]} to match the logits, got {[*labels.shape]}.")
             text_config = self.config.get_text_config()
             labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # never a target
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=text_config.vocab_size, **kwargs)
@@ -558,6 +568,10 @@ class TrafficVLMFullModel(TrafficVLMPreTrainedModel):
         threshold, index = located[label] if threshold is None else threshold, [*located].index(label)
         centers: Any = encoded_images.centers
         return [find_objects(one, index, threshold) for one in centers.cpu()]
+
+    def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
+        """Image tokens, as of `TrafficVLMModel.get_image_features`."""
+        return self.model.get_image_features(pixel_values, **kwargs)
 
     def attention_maps(self, *args: Any, **inputs: Any) -> torch.Tensor:
         """Cross-attention maps [B,L,h,w] of each token, with the arguments of `scoring_traffic_vlm.attention_maps`."""

@@ -382,8 +382,12 @@ class TrafficVLMPipeline(Pipeline):
         The probability of a whole sentence is always near 0.
         """
         images, questions, _ = zip(*asked)
+        most, new_tokens = self.text_config.max_position_embeddings, self.model.generation_config.max_new_tokens
+        if len(asked) > 1 and max(len(question.input_ids) for question in questions) > most - new_tokens:
+            # A long question leaves less room, and would cut the answers to the others: each is asked alone.
+            return [answer for item in asked for answer in self._generate(encoded, [item])]
         prompts = self.processor.lay_out([[(question.input_ids, ())] for question in questions], packed=False)
-        length, most = prompts["input_ids"].shape[1], self.text_config.max_position_embeddings
+        length = prompts["input_ids"].shape[1]
         tokenizer, vocabulary = self.processor.tokenizer, self.processor.tokenizer.get_vocab()
         no_first = {self.text_config.yes_token_id, self.text_config.no_token_id, *self.text_config.suppressed_tokens}
 
@@ -396,7 +400,7 @@ class TrafficVLMPipeline(Pipeline):
             encoded_images=encoded,
             image_index=torch.tensor(images, device=self.device),
             prefix_allowed_tokens_fn=find_next,
-            max_new_tokens=min(self.model.generation_config.max_new_tokens, most - length),
+            max_new_tokens=min(new_tokens, most - length),
             do_sample=False,
             num_beams=1,
             output_logits=True,

@@ -43,7 +43,7 @@ logger = logging.get_logger(__name__)
 SIDES = (224, 640)  # of images that the weights were tried on, in pixels
 ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
 IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
-TEXT_OPTIONS = ("padding", "padding_side", "max_length")
+TEXT_OPTIONS = ("padding", "padding_side", "max_length", "truncation")
 IMAGE_OPTIONS = ("do_rescale", "do_normalize")
 IGNORED_OPTIONS = ("add_special_tokens", "sanitize_control_tokens", "verbose")  # the library passes these
 TOKEN_INPUTS = ("input_ids", "attention_mask", "labels", "position_ids", "segment_ids")  # one number for each token
@@ -207,8 +207,8 @@ class TrafficVLMProcessor(ProcessorMixin):
                 shows smaller objects. By default that of the image processor.
             options: ``return_tensors`` is "pt", "np", or None for lists ("pt" if packed); ``padding`` is True (if
                 tensors are returned), False or "max_length", to ``max_length`` tokens; ``padding_side``;
-                ``do_rescale`` and ``do_normalize`` of the images. As in the library, they can stand in
-                ``text_kwargs``, ``images_kwargs`` or ``common_kwargs``.
+                ``truncation=True`` shortens long questions; ``do_rescale`` and ``do_normalize`` of the images. As in
+                the library, they can stand in ``text_kwargs``, ``images_kwargs`` or ``common_kwargs``.
 
         Returns:
             ``pixel_values`` [I,3,H,W] float32 and, all int64,
@@ -243,7 +243,7 @@ class TrafficVLMProcessor(ProcessorMixin):
             if answers is not None and [*map(len, rows)] != [*map(len, answers)]:
                 got = f"{[*map(len, rows)]!s:.40} questions and {[*map(len, answers)]!s:.40} answers per image"
                 raise ValueError(f"`suffix` must have the shape of `text`, got {got}")
-            segments = self.text(rows, answers, on_unknown)
+            segments = self.text(rows, answers, on_unknown, layout.pop("truncation", None))
             layout = {"padding": return_tensors is not None} | layout
             data |= self.lay_out(segments, packed, row_tokens, return_tensors=None, **layout)
         return BatchFeature(data, tensor_type=return_tensors)
@@ -300,6 +300,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         questions: Sequence[Sequence[str]],
         answers: Sequence[Sequence[str]] | None = None,
         on_unknown: str = "warn",
+        truncation: Any = None,
     ) -> list[list[Segment]]:
         """(ids of the prompt, ids of the answer and [EOS]) for each question of each image; [] without answers.
 
@@ -324,11 +325,15 @@ class TrafficVLMProcessor(ProcessorMixin):
             self._report_words(distinct, on_unknown, is_taught=answers is not None)
         prompts = [self._prompt(words) for words in ids[:count]]
         ends = [[*words, self.tokenizer.eos_token_id] for words in ids[count:]] or [[]] * count
-        limit = self.tokenizer.model_max_length
+        limit, is_shortened = self.tokenizer.model_max_length, truncation not in (None, False, "do_not_truncate")
         for index, (prompt, end) in enumerate(zip(prompts, ends)):
-            if len(prompt) + len(end) > limit:
+            over = len(prompt) + len(end) - limit
+            if over > 0 and not (is_shortened and over < len(prompt) - 2):
                 sizes = f"{len(prompt)} tokens and {len(end)} of its answer, at most {limit} are allowed"
-                raise ValueError(f"question {index} has {sizes}: {typed[index][:80]!r}...")
+                question = f"{typed[index][:80]!r}... (truncation=True shortens the question)"
+                raise ValueError(f"question {index} has {sizes}: {question}")
+            if over > 0:
+                del prompt[-1 - over : -1]  # the last words, before "?"
         segments = iter(zip(prompts, ends))
         return [[next(segments) for _ in row] for row in questions]
 

@@ -73,14 +73,17 @@ _AUXILIARIES = _BE | frozenset("am do does did has have had can could will would
 _NEGATED_AUXILIARIES = frozenset(word + "nt" for word in _AUXILIARIES) | {"cant", "wont"}
 _AUXILIARY = rf"(?:{'|'.join(sorted(_AUXILIARIES | _NEGATED_AUXILIARIES))})\b"
 _WH = r"(?:what|which|who|whom|whose|whereabouts|where|when|why|how)(?:s|re|d|ll)?\b"
+_CONDITION = rf"when\b(?! {_AUXILIARY})"  # "When it is dark, are the lights on?"
 # What says nothing about the answer: "so, could you tell me", "I would like to know", "do you see" before "what".
 _LEAD_IN = re.compile(
-    rf"(?:\s*(?:please|and|so|now|ok|okay|but|well|or|(?:{_AUXILIARY} you |id? (?:(?:want|need|would|like) )*to )?"
-    rf"(?:please )?(?:(?:say|tell|answer|know)(?: (?:me|us|please))*|(?:see|look)(?=(?: \w+)? {_WH})))\b)*\s*"
+    r"(?:\s*(?:please|and|so|now|okay|ok|also|but|then|well|or|just"
+    rf"|(?:{_AUXILIARY} you |id? (?:(?:want|need|would|like) )*to |let (?:me|us) )?(?:please )?"
+    rf"(?:(?:say|tell|answer|know|check|show)(?: (?:me|us|please))*|(?:see|look)(?=(?: \w+)? {_WH})))\b)*\s*"
 )
 _without_lead_in = partial(_LEAD_IN.sub, "", count=1)  # it matches at the start, if only the empty text
 _REQUEST = re.compile(
-    rf"(?:find|give)\b|(?:{_AUXILIARY} you )?(?:please )?(?:describe|list|name|count|explain|predict|select)\b"
+    rf"(?:find|give)\b|(?:{_AUXILIARY} you )?(?:please )?(?:describe|list|name|count|explain|identify|predict|select"
+    r"|choose|determine|estimate|summarize|read|specify|classify|categorize|caption|compare|locate)\b"
 )
 # "What color is it?", "In this image how many cars are there?", "The parked car is in what lane?"
 _ASKS_FOR_WORDS = re.compile(
@@ -100,7 +103,9 @@ _FOR_WORDS = re.compile(
 )
 # A clause that can stand alone as a question, but not "can you tell me", "may I ask".
 _QUESTION = re.compile(
-    rf"(?=\S+ \S+ \S+)(?:{_AUXILIARY} (?!(?:you|i) (?!see|find|count))|{_WH}.* {_AUXILIARY})"
+    r"(?=\S+ \S+ \S+)"
+    rf"(?:{_AUXILIARY} (?!(?:you|i) (?!see|find|count|read|detect|spot|observe|notice|drive|turn|stop|go|pass|cross))"
+    rf"|(?!{_CONDITION}){_WH}.* {_AUXILIARY})"
     rf"|(?!when){_WH}(?: \S+)?$"  # "Where?", "How many?"
 )
 # Clauses, to find "answer yes or no" and second questions. A hyphen between spaces separates, as a dash does.
@@ -108,8 +113,10 @@ _SEPARATOR = re.compile(r"(\s*(?:[.?!…。？！,;:()\[\]\n]|\s-\s|[\u2013\u201
 _YES_OR_NO = re.compile(r"\b(?:yes or no|yes ?/ ?no|no or yes)\b", re.IGNORECASE)
 # A clause of these words alone asks for yes or no, and not about the image.
 _INSTRUCTION = frozenset(
-    "please answer reply respond response say tell give write choose use only just simply with in by a an the this "
-    "that following question one single word your it to me must should nothing else dont do not explain or".split()
+    "please answer answers reply respond response say tell give return output write choose pick use using state "
+    "only just simply strictly directly with in by as to of from be is should must can could will would you your it "
+    "me us a an the this that following question one single word words format form i want need either nothing else "
+    "without do dont not explain explanation anything more or".split()
 )
 # A second question begins like this after "and".
 _AND_ASKS = re.compile(rf"\band (?={_AUXILIARY} (?:there|it|this|that|the|an?|any|you|we)\b|{_WH})")
@@ -180,12 +187,14 @@ def _asks_yes_no(simple: str) -> bool:
     text = simple.casefold()
     if _FOR_WORDS.fullmatch(text):
         return False
-    for clause in map(_without_lead_in, _SEPARATOR.split(text)[::2]):
+    clauses = [_without_lead_in(clause) for clause in _SEPARATOR.split(text)[::2] if clause.strip()]
+    for clause in clauses:
         if _REQUEST.match(clause):
             return False
         if re.match(_AUXILIARY, clause):
             return True
-        if _ASKS_FOR_WORDS.match(clause):
+        is_condition = len(clauses) > 1 and re.match(_CONDITION, clause)
+        if _ASKS_FOR_WORDS.match(clause) and not is_condition:
             return False
     return True
 
@@ -498,7 +507,12 @@ class Rules:
         `words` are those that the tokenizer reads: "what color is the traffic light".
         """
         words = words.replace(" 's", " is")
-        return next((kind for kind, pattern in self.kinds if pattern.search(words)), None)
+        kind = next((kind for kind, pattern in self.kinds if pattern.search(words)), None)
+        if kind is None or " or " not in words:
+            return kind
+        named = {value for value in kind.values if re.search(rf"\b{value}\b", words)}  # "is it sunny or rainy"
+        chosen = tuple(value for value in kind.values if value in {*named, NONE})
+        return replace(kind, values=chosen) if len(named) > 1 else kind
 
     def read(
         self,

@@ -59,6 +59,11 @@ def test_bad_input_of_the_decoder(decoder, inputs, message):
         decoder(**{"input_ids": IDS} | inputs)
 
 
+def test_labels_of_another_shape_are_refused(model):
+    with pytest.raises(ValueError, match=re.escape("labels must be [2, 3] to match the logits, got [3, 2]")):
+        model(IDS, PIXELS, labels=IDS.reshape(3, 2))
+
+
 def test_packed_rows_need_an_attention_that_takes_masks():
     flash = tiny_decoder()
     flash.config._attn_implementation_internal = "flash_attention_2"  # as on a GPU; attention itself never runs

@@ -346,8 +346,8 @@ def test_a_vision_tower_of_transformers():
         config = TrafficVLMConfig(fields | {"num_attention_heads": 2, "image_size": size}, TINY_TEXT)
         model, pixels = TrafficVLMForConditionalGeneration(config).eval(), torch.randn(1, 3, *size)
         rows, columns = (side // 16 for side in size)
-        encoded = model.encode_images(pixels)
-        assert encoded.key_values[0][0].shape == (1, 2, rows * columns + 1, 8)  # with a class token
+        features = model.get_image_features(pixels).pooler_output
+        assert features.shape == (1, rows * columns + 1, 32)  # with a class token
         assert model.attention_maps(random_ids(1, 3), pixels).shape == (1, 3, rows, columns)
 
 

@@ -20,7 +20,7 @@ from traffic_vlm.scoring_traffic_vlm import attention_maps
 
 
 CAR, WET = "Is there a car?", "Is the road wet?"
-COLOR = "What color is the traffic light?"
+COLOR, AHEAD = "What color is the traffic light?", "What is ahead?"
 QUESTIONS = [CAR, COLOR, WET]
 FIELDS = {"question", "answer", "score", "p_yes"}
 
@@ -100,6 +100,12 @@ def test_no_turns_the_answer_around(vqa, pictures):
     [plain, negated] = vqa(pictures[0], ["Is there any car?", "Is there no car?"])
     assert negated["p_yes"] == pytest.approx(1 - plain["p_yes"])
     assert negated["score"] == pytest.approx(plain["score"]) and negated["answer"] != plain["answer"]
+
+
+def test_long_questions_do_not_cut_the_answers_to_others(vqa, pictures):
+    long = "What is ahead" + " of the car" * 35 + "?"
+    [alone] = vqa(pictures[0], AHEAD)
+    assert vqa(pictures[0], [AHEAD, long])[0] == alone
 
 
 def test_own_questions_have_answers_of_any_kind(pictures):

@@ -53,6 +53,15 @@ def test_the_length_limit_applies_to_each_question(processor):
             processor(**call)
 
 
+def test_truncation_keeps_the_question_mark_and_the_answer(processor):
+    for suffix, end in ((None, "?"), ("a bus", "? a bus")):
+        end = processor.tokenizer.convert_tokens_to_ids(end.split()) + ([EOS] if suffix else [])
+        [ids] = processor(text="car " * 300, suffix=suffix, truncation=True)["input_ids"]
+        assert len(ids) == 128 and ids[0] == SOS and ids[-len(end) :] == end
+    with pytest.raises(ValueError, match="128"):
+        processor(text=CAR, suffix="car " * 128, truncation=True)
+
+
 def test_unknown_words_are_named_once_as_typed(processor):
     text = ["Is there a Zyxgarf, or a QUUXO?", "Is the zyxgarf red?"]
     assert processor.unknown_words(text) == ["Zyxgarf", "QUUXO", "zyxgarf"]
