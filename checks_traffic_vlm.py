@@ -68,7 +68,7 @@ def is_readable(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" or not torch.is_grad_enabled()
 
 
-def describe(tensor: torch.Tensor) -> str:
+def dtype_and_shape(tensor: torch.Tensor) -> str:
     """Dtype and shape of a tensor for error messages: "int64 [2, 7]"."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
@@ -94,7 +94,7 @@ def check_text(
         raise ValueError("Pass exactly one of input_ids and inputs_embeds.")
     text: Any = input_ids if inputs_embeds is None else inputs_embeds
     if input_ids is not None and (text.dtype not in INTEGER_DTYPES or text.ndim != 2 or not text.numel()):
-        raise ValueError(f"input_ids must be integers [rows,tokens], at least one token; got {describe(text)}.")
+        raise ValueError(f"input_ids must be integers [rows,tokens], at least one token; got {dtype_and_shape(text)}.")
     rows, length = text.shape[:2]
     if attention_mask is not None and attention_mask.ndim != 4:
         past, shape = int(past_length), list(attention_mask.shape)
@@ -103,7 +103,7 @@ def check_text(
             raise ValueError(f"attention_mask must be [{rows},{past + length}], {parts}; got {shape}.")
     shapes = ((1, length), (rows, length))
     if position_ids is not None and (position_ids.dtype not in INTEGER_DTYPES or position_ids.shape not in shapes):
-        got = describe(position_ids)
+        got = dtype_and_shape(position_ids)
         raise ValueError(f"position_ids must be integers [{rows},{length}] to match the tokens, got {got}.")
     if segment_ids is not None:
         if segment_ids.shape != (rows, length) or int(past_length) > 0:
@@ -145,7 +145,7 @@ def check_pixels(pixel_values: torch.Tensor, shape: tuple[int, int, int], any_si
         expected = f"[images,{','.join(map(str, shape))}]{others}"
         raise ValueError(f"pixel_values must be {expected}, got {list(pixel_values.shape)}.")
     if not pixel_values.is_floating_point():
-        got = describe(pixel_values)
+        got = dtype_and_shape(pixel_values)
         raise ValueError(f"pixel_values must be normalized floats, as the processor returns them, got {got}.")
     if not is_readable(pixel_values) or not pixel_values.numel():
         return
@@ -163,6 +163,8 @@ def check_image_index(image_index: torch.Tensor | None, rows: int, images: int) 
             raise ValueError(f"{rows} rows of text for {images} images: pass image_index, the image of each row.")
         return
     if image_index.shape != (rows,) or image_index.dtype not in INTEGER_DTYPES:
-        raise ValueError(f"image_index must be integers [{rows}], one index per row; got {describe(image_index)}.")
+        raise ValueError(
+            f"image_index must be integers [{rows}], one index per row; got {dtype_and_shape(image_index)}."
+        )
     if rows and is_readable(image_index):
         check_range("image_index", image_index, images)

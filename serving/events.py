@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ..question_traffic_vlm import NONE
 
 
-TOLERANCE = 1e-6  # seconds: differences of time stamps are not exact
+ROUNDING = 1e-6  # seconds: differences of time stamps are not exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class EventDetector:
         return changes
 
     def _is_long(self, start: float, end: float) -> bool:
-        return end - start >= self.shortest - TOLERANCE
+        return end - start >= self.shortest - ROUNDING
 
     def _end(self, event: Event, seconds: float, is_cut: bool = False) -> Event:
         self.event = None

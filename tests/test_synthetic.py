@@ -13,7 +13,7 @@ from traffic_vlm.data.synthetic import draw, make_plan, render
 from traffic_vlm.data.synthetic.camera import Camera
 from traffic_vlm.data.synthetic.dice import PAINT, load
 from traffic_vlm.data.synthetic.figures import make_pedestrian
-from traffic_vlm.data.synthetic.labels import EXHAUSTIVE, describe_road
+from traffic_vlm.data.synthetic.labels import EXHAUSTIVE, label_road
 from traffic_vlm.data.synthetic.light import Light
 from traffic_vlm.data.synthetic.mesh import Builder
 from traffic_vlm.data.synthetic.plan import Plan, Thing
@@ -206,10 +206,10 @@ def test_what_is_seen_of_a_moving_vehicle(heading, brake, lit, seen):
 def test_lanes_and_shape_of_the_road(change, lanes, shape):
     road = replace(Road(((-1.6, -1), (1.6, 1)), -3.5, 3.5, 3.2), **change)
     plan = replace(plain(), road=road, marked=True)
-    found = describe_road(plan)
+    found = label_road(plan)
     assert (found.get("lane count"), found.get("road shape")) == (lanes, shape)
-    assert describe_road(replace(plan, marked=False)).get("lane count") is None
-    assert describe_road(replace(plan, light=FOG)) == {}
+    assert label_road(replace(plan, marked=False)).get("lane count") is None
+    assert label_road(replace(plan, light=FOG)) == {}
 
 
 def test_sun_casts_shadows_night_is_darker_and_fog_hides_more_with_distance():

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from ..scene import Scene
-from .labels import describe
+from .labels import label_scene
 from .layout import make_plan
 from .photo import develop
 from .plan import Plan
@@ -43,4 +43,4 @@ def draw(plan: Plan, size: int) -> tuple[Image.Image, Scene]:
     rng = np.random.default_rng(plan.seed % 2**64)
     stage = Stage(plan, size, rng)
     image = develop(stage, rng)
-    return Image.fromarray(image), describe(stage, image)
+    return Image.fromarray(image), label_scene(stage, image)

@@ -68,24 +68,24 @@ RULES = {
 }
 
 
-def describe(stage: Stage, image: np.ndarray) -> Scene:
+def label_scene(stage: Stage, image: np.ndarray) -> Scene:
     """The scene of a stage and its photograph [size, size, 3]: all annotations."""
     plan, size, light = stage.plan, stage.size, stage.plan.light
-    crosswalks = (describe_crosswalk(stage, number, image) for number in stage.crosswalks)
+    crosswalks = (label_crosswalk(stage, number, image) for number in stage.crosswalks)
     indices = (index for index, thing in enumerate(plan.things) if thing.category not in STUFF)
-    items = {index: item for index in indices if (item := describe_thing(stage, index))}
-    objects = (*describe_stuff(stage.ids[::SCALE, ::SCALE]), *filter(None, crosswalks), *items.values())
-    scene_attributes = {"weather": light.weather, "time of day": light.time, **describe_road(plan)}
+    items = {index: item for index in indices if (item := label_thing(stage, index))}
+    objects = (*label_stuff(stage.ids[::SCALE, ::SCALE]), *filter(None, crosswalks), *items.values())
+    scene_attributes = {"weather": light.weather, "time of day": light.time, **label_road(plan)}
     if light.time == "night" and light.weather in ("clear", "cloudy"):
         del scene_attributes["weather"]  # not visible
     if not any(is_misplaced(stage, index, item) for index, item in items.items()):
         scene_attributes["view"] = plan.view
     attributed = given_to_all({category: frozenset(names) for category, names in ATTRIBUTES.items()}, objects)
-    presence = describe_presence(stage, items)
+    presence = label_presence(stage, items)
     return Scene(size, size, objects, scene_attributes, EXHAUSTIVE, attributed, SYNTHETIC, str(plan.seed), presence)
 
 
-def describe_presence(stage: Stage, items: dict[int, SceneObject]) -> dict[str, bool]:
+def label_presence(stage: Stage, items: dict[int, SceneObject]) -> dict[str, bool]:
     """{helmet, lane line and the like: whether the scene has one}, as far as the image shows it; `items` by thing."""
     plan, presence = stage.plan, {}
     large = TRAIT_PATCHES / PATCHES * stage.size**2
@@ -98,7 +98,7 @@ def describe_presence(stage: Stage, items: dict[int, SceneObject]) -> dict[str, 
     return presence
 
 
-def describe_road(plan: Plan) -> dict[str, str]:
+def label_road(plan: Plan) -> dict[str, str]:
     """Scene attributes "lane count" and "road shape", as far as the image shows them."""
     road, camera = plan.road, plan.camera
     if plan.light.weather == "snowy" or plan.light.hidden(40.0) > THICK:
@@ -119,7 +119,7 @@ def bounding_box(mask: np.ndarray, scale: int, left: int = 0, top: int = 0) -> t
     return (left + x) / scale, (top + y) / scale, (left + x + width) / scale, (top + y + height) / scale
 
 
-def describe_stuff(ids: np.ndarray) -> list[SceneObject]:
+def label_stuff(ids: np.ndarray) -> list[SceneObject]:
     """Objects of sky, road and other classes without instances, with the fraction of each patch that they fill.
 
     Args:
@@ -135,7 +135,7 @@ def describe_stuff(ids: np.ndarray) -> list[SceneObject]:
     return objects
 
 
-def describe_crosswalk(stage: Stage, number: int, image: np.ndarray) -> SceneObject | None:
+def label_crosswalk(stage: Stage, number: int, image: np.ndarray) -> SceneObject | None:
     """The annotation of a crosswalk, given by its object number; None if nothing of it is visible."""
     stripes = stage.ids == number + 1
     mask = stripes | (stage.ids == number)
@@ -152,7 +152,7 @@ def describe_crosswalk(stage: Stage, number: int, image: np.ndarray) -> SceneObj
     return SceneObject("crosswalk", box, count / SCALE**2, max(round(visible, 4), 1e-4))
 
 
-def describe_thing(stage: Stage, index: int) -> SceneObject | None:
+def label_thing(stage: Stage, index: int) -> SceneObject | None:
     """The annotation of one thing, None if nothing of it is visible."""
     thing, light = stage.plan.things[index], stage.plan.light
     area, (rows, columns) = stage.silhouette(index)
