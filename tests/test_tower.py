@@ -20,7 +20,7 @@ from runs import NO_EVAL, history, learn
 from tiny import ROOT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig, token_grid
 from traffic_vlm.data.augment import MAX_ENLARGED, random_window
-from traffic_vlm.data.datasets import FEATURES, LISTS
+from traffic_vlm.data.datasets import FEATURES, LISTS, SyntheticRows
 from traffic_vlm.data.formats import Problems
 from traffic_vlm.data.formats.scene_labels import SCENE_VALUES, read_scene_labels, with_scene_labels
 from traffic_vlm.data.grammar import TYPES
@@ -253,12 +253,18 @@ def test_a_camera_counts_with_the_square_root_of_its_pictures_and_no_picture_is_
     np.testing.assert_allclose(limited, [0.64 / 9] * 9 + [0.12] * 3)
     for draws in (144, 1000):  # there are too few pictures
         np.testing.assert_allclose(draw_chances(groups, [3, 1], draws), [1 / 12] * 12)
+    rows = Dataset.from_dict({"group": ["", "", "a", "a"]})  # images without a group are not alike
+    options = TrainOptions("start", train_dataset=["a", "synthetic"], train_weights=[3, 1])
+    found = Drawing([rows, SyntheticRows(num_images=2)], options, (64, 64), 12, 0).chances
+    np.testing.assert_allclose(found / found[0], [1, 1, *[0.5**0.5] * 2, *[(2 + 2**0.5) / 6] * 2])
 
 
 def test_small_pictures_are_neither_drawn_for_large_sizes_nor_cropped_much(rows):
     assert batches_of(rows, 10, (320,), pictures=8)(0)["pixel_values"].shape == (5, 3, 320, 320)
     with pytest.raises(ValueError, match="no image is large enough for 512 × 512 pixels"):
-        batches_of(rows, 10, (512,))(0)
+        batches_of(rows, 10, (256, 512))
+    with pytest.raises(ValueError, match="no image is large enough for 512 × 512 pixels"):  # of the last batches
+        Drawing([rows], TrainOptions("start", sizes=[256], questions_per_image=0), (512, 512), 99, 0)
     rng = np.random.default_rng(0)
     windows = np.array([random_window(Scene(400, 300), rng, (256, 352)) for _ in range(300)])
     width, height = windows[:, 2] - windows[:, 0], windows[:, 3] - windows[:, 1]

@@ -56,14 +56,14 @@ class Drawing(Dataset[Any]):
     """Batches of rows, drawn at random. Any process, and a resumed run, draws the same ones for an epoch and indices.
 
     Args:
-        parts: rows of each source. Images of a source without a column "group" are a group each.
+        parts: rows of each source. Images without a group are a group each.
         options: sizes of the batches, images of an epoch, and weights of the sources: by default the square root of
             their number of rows.
         default: (height, width) of the images in the last batches.
         draws: number of images of the run at the default size.
 
     Raises:
-        ValueError: a source has no rows.
+        ValueError: a source has no rows, or no image of a tower's run is large enough for one of its sizes.
     """
 
     def __init__(self, parts: Sequence[Any], options: TrainOptions, default: tuple[int, int], draws: int, seed: int):
@@ -72,10 +72,16 @@ class Drawing(Dataset[Any]):
             raise ValueError(f"every dataset must have rows, these have {counts}")
         self.rows: ConcatDataset[dict[str, Any]] = ConcatDataset(parts)
         self.options, self.default, self.draws, self.seed, self.epoch = options, default, draws, seed, 0
-        groups = [rows["group"][:] if "group" in rows.column_names else range(len(rows)) for rows in parts]
+        named = [enumerate(rows["group"] if "group" in rows.column_names else ()) for rows in parts]
+        groups = [[name or f"image {i}" for i, name in one] or range(count) for one, count in zip(named, counts)]
         self.chances = draw_chances(groups, options.train_weights or [count**0.5 for count in counts], draws)
         scenes = [] if options.questions_per_image else [scene for rows in parts for scene in rows["scene"][:]]
-        self.stored = [(scene.width, scene.height) for scene in map(parse_scene, scenes)]  # sizes of a tower's images
+        stored = [(scene.width, scene.height) for scene in map(parse_scene, scenes)]
+        sizes = {default, *((side, side) for side in options.sizes)} if stored else ()
+        # For each size, which images can be drawn. A run would stop in its last tenth if the default had none.
+        self.fits = {size: np.array([is_large_enough(*one, size) for one in stored]) for size in sizes}
+        if large := [f"{width} × {height}" for (height, width), fits in self.fits.items() if not fits.any()]:
+            raise ValueError(f"no image is large enough for {large[0]} pixels; leave out this size")
 
     def __len__(self) -> int:
         return self.options.images_per_epoch
@@ -83,11 +89,8 @@ class Drawing(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> Drawn:
         first = self.epoch * len(self) + indices[0]
         rng = np.random.default_rng([self.seed, first])
-        size, chances = self.draw_size(first, rng), self.chances
-        if self.stored:
-            chances = chances * [is_large_enough(*stored, size) for stored in self.stored]
-        if not chances.any():
-            raise ValueError(f"no image is large enough for {size[1]} × {size[0]} pixels; leave out this size")
+        size = self.draw_size(first, rng)
+        chances = self.chances * self.fits.get(size, 1)
         count = max(1, round(len(indices) * self.default[0] * self.default[1] / (size[0] * size[1])))
         drawn = rng.choice(len(chances), count, p=chances / chances.sum())
         return Drawn([self.rows[int(index)] for index in drawn], size, rng, self.epoch)
