@@ -25,6 +25,7 @@ from traffic_vlm.training.drawing import Drawn
 from traffic_vlm.training.model import prepare_model
 from traffic_vlm.training.options import TrainOptions
 from traffic_vlm.training.rows import split_for_evaluation
+from traffic_vlm.training.run import count_draws
 from traffic_vlm.training.trainer import AVERAGE_FILE, TrafficTrainer, last_checkpoint
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
@@ -226,6 +227,20 @@ def test_a_tenth_is_held_back_for_evaluation(tmp_path):
     )
 
 
+def test_the_last_tenth_has_the_default_size_with_any_number_of_images(tmp_path):
+    """An epoch of 5 images has steps of 4 and 1 images, or with two passes a step one of 5."""
+    shared = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"}
+    for images, accumulated, fields, draws in (
+        (5, 1, {"max_steps": 20}, 50),
+        (5, 2, {"max_steps": 20}, 100),
+        (8192, 2, {"max_steps": 20}, 160),
+        (5, 1, {"num_train_epochs": 2.5}, 13),
+    ):
+        batch = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": accumulated}
+        arguments = TrainingArguments(**shared, **batch, **fields)
+        assert count_draws(arguments, TrainOptions("start", images_per_epoch=images)) == draws
+
+
 def test_own_questions_are_checked(start, tmp_path):
     zebras, long = own_folder(tmp_path / "zebras", "zebra"), own_folder(tmp_path / "long", "car " * 130)
     one = own_folder(tmp_path / "one", images=1)
@@ -295,6 +310,7 @@ def test_nan_stops_training_before_a_checkpoint_is_written(start, tmp_path, monk
         ("--train_dataset no/such/folder", "no/such/folder: there is no such dataset folder"),
         ("--train_dataset synthetic docs ./docs/../docs", "docs and docs/../docs: a folder is given twice"),
         ("--image_size 60", "image_size=60"),
+        ("--images_per_epoch 0", "--images_per_epoch must be at least 1, got 0"),
         ("--questions_per_image -1", "--questions_per_image must be at least 0, got -1"),
         ("--questions_per_image 0 --eval_dataset synthetic", "synthetic has no scenes; make the dataset"),
         ("--average_decay 1", "--average_decay must be below 1, got 1.0"),
@@ -305,6 +321,7 @@ def test_nan_stops_training_before_a_checkpoint_is_written(start, tmp_path, monk
             "positive, one for each of --sizes [64, 96], got [1.0]",
         ),
         ("--train_weights 1 2", "--train_weights must be positive, one for each of --train_dataset ['synthetic']"),
+        ("--train_weights nan", "one for each of --train_dataset ['synthetic'], got [nan]"),
         ("--train_weights 0", "one for each of --train_dataset ['synthetic'], got [0.0]"),
         ("--eval_dataset synthetic --eval_strategy no", "--eval_strategy no evaluates nothing: leave out"),
         ("--config .", "have their own sizes: leave out --config"),

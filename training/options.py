@@ -1,5 +1,6 @@
 """Options of a training run, beside those of the library's `TrainingArguments`."""
 
+import math
 from dataclasses import dataclass
 
 from ..common.options import option
@@ -68,11 +69,12 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, int | float) and value < 0:
-                raise ValueError(f"--{name} must be at least 0, got {value}")
+            least = int(name == "images_per_epoch")
+            if isinstance(value, int | float) and value < least:
+                raise ValueError(f"--{name} must be at least {least}, got {value}")
         for name, of in (("train_weights", "train_dataset"), ("size_weights", "sizes")):
             weights, weighted = getattr(self, name), getattr(self, of)
-            if weights and (len(weights) != len(weighted) or min(weights) <= 0):
+            if weights and (len(weights) != len(weighted) or not all(0 < weight < math.inf for weight in weights)):
                 raise ValueError(f"--{name} must be positive, one for each of --{of} {weighted}, got {weights}")
         for side in self.sizes:
             check_image_size(side)

@@ -107,8 +107,9 @@ def count_draws(arguments: TrainingArguments, options: TrainOptions) -> int:
     """The number of images of a run at the default size."""
     if arguments.max_steps <= 0:
         return math.ceil(arguments.num_train_epochs * options.images_per_epoch)
-    images = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-    return arguments.max_steps * arguments.world_size * images
+    images = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+    steps = math.ceil(options.images_per_epoch / images)  # of an epoch, whose last step may have fewer images
+    return math.ceil(arguments.max_steps * options.images_per_epoch / steps)
 
 
 def save_model(trainer: TrafficTrainer, options: TrainOptions, note: str, own: list[tuple[str, str]]) -> None:
