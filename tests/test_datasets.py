@@ -132,6 +132,7 @@ def test_sources_are_mixed_and_problems_are_counted(mine, tmp_path):
     Image.new("RGB", (80, 60)).save(mine / "train" / "of_another_split.png")
     report = make(tmp_path / "out", source=[mapped(mine), "synthetic"], num_images=4)
     assert report["sources"] == {"mine": 2, "synthetic": 4} and report["skipped"] == {"unreadable image": 1}
+    assert [*map(bool, load(tmp_path / "out")["group"])] == [True] * 2 + [False] * 4  # rendered scenes have none
     assert report["left_out"] == {"image without annotation": 1}
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
     assert "1.png: the image cannot be read" in report["messages"][-1]

@@ -16,8 +16,9 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
-from runs import NO_EVAL, history, learn
+from runs import NO_EVAL, history, learn, own_folder
 from tiny import ROOT, TINY_TOWER
+from traffic_vlm.common.files import DataError
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig, token_grid
 from traffic_vlm.data.augment import MAX_ENLARGED, random_window
 from traffic_vlm.data.datasets import FEATURES, LISTS, SyntheticRows
@@ -50,7 +51,7 @@ from traffic_vlm.training.collator import Prepared, TrafficCollator
 from traffic_vlm.training.drawing import Drawing, draw_chances
 from traffic_vlm.training.model import TowerModel, add_parts, load_tower
 from traffic_vlm.training.options import TrainOptions
-from traffic_vlm.training.rows import open_datasets
+from traffic_vlm.training.rows import open_datasets, rows_for_tower
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
@@ -271,6 +272,13 @@ def test_small_pictures_are_neither_drawn_for_large_sizes_nor_cropped_much(rows)
     assert 0 <= width.min() - 352 / MAX_ENLARGED < 3 and 0 <= height.min() - 256 / MAX_ENLARGED < 3
 
 
+def test_a_tower_needs_scenes_to_train_on_and_to_be_evaluated_on(rows, tmp_path):
+    own = open_datasets([str(own_folder(tmp_path / "own"))])
+    for train, held in (([rows], own), (own, [rows])):
+        with pytest.raises(DataError, match="own has no scenes"):
+            rows_for_tower(train, held, ["own" if one is own else "made" for one in (train, held)])
+
+
 # Head and loss
 
 
@@ -376,6 +384,8 @@ def test_center_targets_are_heat_around_each_object_and_its_size():
     assert found["weight"][0].all() and not found["weight"][1:].any()  # only cars are all labeled
     hidden = center_targets(replace(CENTERED, exhaustive=frozenset()), ["car"], 320, 320)["weight"][0]
     assert hidden[7, 31] == 1 and hidden[30, 10] == 0  # known near the center alone
+    rider = center_targets(scene_of("rider", (60, 90, 120, 150), labels=("person",), size=320), ["person"], 320, 320)
+    assert not rider["is_center"].any() and (rider["weight"] == 0).sum() == 8 * 8  # its box may lack the vehicle
 
 
 def test_a_center_head_learns_where_objects_are():

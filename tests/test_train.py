@@ -220,6 +220,7 @@ def test_a_tenth_is_held_back_for_evaluation(tmp_path):
     assert (len(kept), len(others), len(evaluated)) == (54, 36, 10) and whole is scenes
     assert note == "10 of 100 images are held back for evaluation."
     assert not {row["image_id"] for row in evaluated} & {*kept["image_id"], *others["image_id"]}
+    assert split_for_evaluation([mine], [twin, mine], 24)[2] == ""  # own images have no group to be told of
     _, _, note = split_for_evaluation([mine.select([0] * 20)], [], 24)
     assert (
         note == "2 of 20 images are held back for evaluation. 2 of them look like all others of their folder: "
