@@ -74,7 +74,9 @@ class Drawing(Dataset[Any]):
         self.options, self.default, self.draws, self.seed, self.epoch = options, default, draws, seed, 0
         named = [enumerate(rows["group"] if "group" in rows.column_names else ()) for rows in parts]
         groups = [[name or f"image {i}" for i, name in one] or range(count) for one, count in zip(named, counts)]
-        self.chances = draw_chances(groups, options.train_weights or [count**0.5 for count in counts], draws)
+        # Each time that a decoder's image is drawn, new questions are asked: only a tower's images have a limit.
+        limited = 1 if options.questions_per_image else draws
+        self.chances = draw_chances(groups, options.train_weights or [count**0.5 for count in counts], limited)
         scenes = [] if options.questions_per_image else [scene for rows in parts for scene in rows["scene"][:]]
         stored = [(scene.width, scene.height) for scene in map(parse_scene, scenes)]
         sizes = {default, *((side, side) for side in options.sizes)} if stored else ()

@@ -46,7 +46,8 @@ class TrainOptions:
         [SYNTHETIC], "folders of make_dataset.py or of your own images, or synthetic: scenes rendered while training"
     )
     train_weights: list[float] = option(
-        [], "weight of each train_dataset; default: square root of its images. Each is drawn at most 12 times a run"
+        [],
+        "weight of each train_dataset; default: square root of its images. A tower draws each 12 times at most",
     )
     eval_dataset: list[str] = option(
         [], "folders for evaluation, or synthetic; default: 10 %% of each train_dataset, or 64 synthetic images"

@@ -195,8 +195,8 @@ class TrafficTrainer(Trainer):
         self.average.swap()
         best = (self.args.metric_for_best_model or "").removeprefix("eval_")
         if best and best not in known:
-            names = ", ".join(known)
-            raise ValueError(f"--metric_for_best_model {best} is not known of the evaluation images: {names}")
+            advice = f"choose one of {', '.join(known)}, or label more images"
+            raise ValueError(f"--metric_for_best_model {best} is not known of the evaluation images: {advice}")
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in known.items()}
         self.log(metrics)
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
