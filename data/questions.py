@@ -429,7 +429,7 @@ def ask(
 def rebalance(asked: Sequence[Sequence[Question]]) -> list[list[Question]]:
     """Remove questions so that each question type and class has as many yes as no.
 
-    A `Balancer` leaves a small surplus of the more frequent answer. It adds up over many balancers, one for each file.
+    A `Balancer` leaves a small surplus of the more frequent answer, which adds up over the balancers of many sources.
 
     Args:
         asked: the questions about each image. The last questions of an image are removed first. The only question of
