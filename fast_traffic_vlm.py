@@ -41,7 +41,7 @@ MOST = 16  # recorded passes; then all are dropped
 
 # --- changed weights ---
 
-SAMPLES: WeakKeyDictionary[nn.Module, tuple[list[int], Views]] = WeakKeyDictionary()  # addresses, and views of them
+SAMPLES: WeakKeyDictionary[nn.Module, tuple[list[int], Views]] = WeakKeyDictionary()  # as of `fingerprint`, and views
 
 
 def tensors_of(module: nn.Module) -> list[torch.Tensor]:
@@ -70,21 +70,22 @@ def sample(tensors: Tensors) -> Views:
 
 
 def fingerprint(module: nn.Module) -> tuple[list[int], str]:
-    """Addresses of the tensors of a module, and a checksum of a few bytes of each.
+    """Addresses of the tensors of a module and torch's counts of their changes, and a checksum of a few bytes of each.
 
-    The checksum is the same in every process that has loaded the same file. A change of a small part of a tensor, such
-    as one embedding, may be missed.
+    The checksum is the same in every process that has loaded the same file. It may miss a change of a small part of a
+    tensor, such as one embedding. Torch does not count changes of `.data`, nor of inference tensors.
     """
     tensors = tensors_of(module)
-    addresses = list(map(torch.Tensor.data_ptr, tensors))
+    counts = [] if any(map(torch.Tensor.is_inference, tensors)) else [one._version for one in tensors]
+    state = [*map(torch.Tensor.data_ptr, tensors), *counts]
     kept = SAMPLES.get(module)
-    if kept is None or kept[0] != addresses:
-        kept = SAMPLES[module] = addresses, sample(tensors)
+    if kept is None or kept[0] != state:
+        kept = SAMPLES[module] = state, sample(tensors)
     digest = hashlib.blake2b(digest_size=16)
     for device, views in kept[1].items():
         read = views if device.type == "cpu" else [torch.cat(views).cpu().numpy()]  # one transfer
         digest.update(b"".join(view.tobytes() for view in read))
-    return addresses, digest.hexdigest()
+    return state, digest.hexdigest()
 
 
 # --- the context ---

@@ -134,6 +134,15 @@ def test_changed_weights_count_in_the_next_answer(model, change):
             one(IDS, encoded_images=encoded)
 
 
+@torch.no_grad()
+def test_a_change_of_one_row_counts_in_the_next_answer(model):
+    old = logits(model.fuse_for_inference())
+    model.lm_head.weight[9].mul_(3)  # too few bytes for the checksum
+    new = logits(model)
+    assert not torch.equal(new, old)
+    torch.testing.assert_close(new, logits(model.train().eval()), atol=1e-4, rtol=1e-4)
+
+
 def test_a_fused_model_can_be_saved_but_not_copied(model, tmp_path):
     own = logits(model)
     logits(model.fuse_for_inference())
