@@ -300,13 +300,13 @@ class TrafficVLMPipeline(Pipeline):
         `answer_untaught`."""
         if answer_untaught is None:
             answer_untaught = self._preprocess_params.get("answer_untaught", False)
-        return self._read_once(text, answer_untaught)
-
-    def _read(self, text: str, answer_untaught: bool) -> Question:
         processor = self.processor
-        limit = min(self.text_config.max_position_embeddings, processor.tokenizer.model_max_length)
         options = (processor.taught_words, processor.own_questions, answer_untaught)
-        return processor.rules.read(text, processor.prompt, limit, *options)
+        return self._read_once(text, processor.tokenizer, processor.rules, *options)
+
+    def _read(self, text: str, tokenizer: Any, rules: Any, *options: Any) -> Question:
+        limit = min(self.text_config.max_position_embeddings, tokenizer.model_max_length)
+        return rules.read(text, self.processor.prompt, limit, *options)
 
     def preprocess(self, inputs: Asked, region: Any = None, image_size: Any = None) -> Asked:
         """The image with its pixels, unless it is encoded. Runs in threads."""

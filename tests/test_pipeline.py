@@ -167,14 +167,16 @@ def test_what_is_known_and_taught_is_answered(vqa, question):
 
 def test_words_taught_by_a_training_are_asked_about():
     processor = tiny_processor()
+    vqa = TrafficVLMPipeline(model=tiny_model(), processor=processor, device="cpu", answer_untaught=False)
 
     def problems(*questions):
-        vqa = TrafficVLMPipeline(model=tiny_model(), processor=processor, device="cpu", answer_untaught=False)
         return [vqa.read_question(question).problem for question in questions]
 
-    questions = ("Is there an umbrella?", "Is the car white?", "Is the car red?")
+    questions = ("Is there an umbrella?", "Is the car white?", "Is the car red?", "Is there a zebra?")
     assert all(problems(*questions))
-    processor.taught += ["umbrella", "white"]
+    processor.tokenizer = processor.tokenizer.with_words(["zebra"])
+    assert "not taught 'zebra'" in problems(*questions)[3]
+    processor.taught += ["umbrella", "white", "zebra"]
     assert not any(problems(*questions))
     processor.taught = None  # nothing is known
     accident, elephant = problems("Was there an accident?", "Is there an elephant?")
