@@ -64,7 +64,7 @@ class Region(NamedTuple):
     def box(self, size: tuple[int, int]) -> tuple[int, int, int, int]:
         """(left, top, right, bottom) of the region of an image of (width, height) pixels: at least one pixel."""
         left, top = (min(int(start * side), side - 1) for start, side in zip(self[:2], size))
-        right, bottom = (math.ceil((self[i] + self[i + 2]) * size[i]) for i in range(2))
+        right, bottom = (min(math.ceil((self[i] + self[i + 2]) * size[i]), size[i]) for i in range(2))
         return left, top, max(right, left + 1), max(bottom, top + 1)
 
     def crop(self, image: Image.Image) -> Image.Image:

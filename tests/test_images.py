@@ -159,6 +159,7 @@ def test_a_region_lies_in_the_image():
     for text, (left, top, right, bottom) in {
         "0,0,1,1": (0, 0, 50, 40),
         "0.7,0,0.3,1": (35, 0, 50, 40),
+        "0.7,0,0.3000001,1": (35, 0, 50, 40),  # rounded
         "0.5,0.25,0.001,0.5": (25, 10, 26, 30),  # never empty
     }.items():
         part = np.asarray(Region.of(text).crop(Image.fromarray(places)))
