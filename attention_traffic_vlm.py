@@ -4,7 +4,7 @@ Self-attention reads the earlier text, with rotary position embedding (RoPE). Cr
 already contain their position. The configuration chooses the kind of each: `kv_latent_size` and `image_latent_size`
 make it latent. `docs/attention.md` compares them, and `docs/how_it_works.ipynb` goes through them step by step.
 
-Shapes: B rows of text, L tokens, P image tokens (256), S keys to read (past + L of the text, or P), H query heads,
+Shapes: B rows of text, L tokens, P image tokens (154), S keys to read (past + L of the text, or P), H query heads,
 K key/value heads, D head size, C hidden size.
 """
 
