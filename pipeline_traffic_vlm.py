@@ -237,13 +237,15 @@ class TrafficVLMPipeline(Pipeline):
             size: (width, height) in pixels of the image that was encoded; by default the size it is encoded at.
 
         Raises:
-            ValueError, TypeError: a class that is not located; an image that cannot be read.
+            ValueError, TypeError: a class that is not located; an image that cannot be read, or several images.
         """
         names = self.read_labels(labels)
         part = (self._preprocess_params.get("region") or WHOLE) if region is None else Region.of(region)
         if not hasattr(image, "key_values"):
             picture = to_rgb(image)
             image, size = self.encode(picture, part, image_size), picture.size
+        if len(image) != 1:
+            raise ValueError(f"locate takes one image, got {len(image)}")
         left, top, right, bottom = part.box(size) if size else (0, 0, *image.image_size[::-1])
 
         def in_pixels(fractions: list[float]) -> list[float]:  # x, y, or x, y, x, y

@@ -105,6 +105,11 @@ def test_a_region_is_located_as_its_crop(vqa, processor, picture):
     assert {found["label"] for found in expected} == {"bus", "car"}
 
 
+def test_several_images_are_an_error(vqa, picture):
+    with pytest.raises(ValueError, match="locate takes one image, got 2"):
+        vqa.locate(vqa.encode([picture, picture]))
+
+
 def test_a_class_that_is_not_located_is_an_error(vqa, processor, picture):
     with pytest.raises(ValueError, match="locate knows: bus, car; got 'zebra'"):
         vqa.locate(picture, ["bus", "zebra"])
