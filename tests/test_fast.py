@@ -9,7 +9,7 @@ from PIL import Image
 
 from tiny import TINY_TEXT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
-from traffic_vlm.fast_traffic_vlm import is_supported, pack_convolution
+from traffic_vlm.fast_traffic_vlm import fingerprint, is_supported, pack_convolution
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.vision_traffic_vlm import TrafficVLMConvNorm
@@ -143,6 +143,16 @@ def test_a_change_of_one_row_counts_in_the_next_answer(model):
     torch.testing.assert_close(new, logits(model.train().eval()), atol=1e-4, rtol=1e-4)
 
 
+def test_a_checksum_is_that_of_the_tensor_alone():
+    module, storage = torch.nn.Module(), torch.zeros(3, 100)
+    module.register_buffer("middle", storage[1])
+    before = fingerprint(module)[1]
+    storage[::2] = 1
+    assert fingerprint(module)[1] == before
+    storage[1] = 1
+    assert fingerprint(module)[1] != before
+
+
 def test_a_fused_model_can_be_saved_but_not_copied(model, tmp_path):
     own = logits(model)
     logits(model.fuse_for_inference())
@@ -159,4 +169,7 @@ def test_unusual_passes_are_left_to_a_fused_model(model):
     assert all(parameter.grad is not None for parameter in model.parameters())
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert model(IDS, PIXELS).logits.dtype == torch.bfloat16
+    with torch.no_grad():
+        model.model.vision_tower.train()(PIXELS)  # the statistics of its norms change
+    assert model.model.vision_tower.convolutions.stem[1].num_batches_tracked == 1
     assert traces(model.train()) == before  # undone

@@ -160,6 +160,13 @@ def test_a_given_cache_keeps_the_image(model, expected, static, name):
 
 
 @torch.no_grad()
+def test_the_image_is_reordered_with_the_text(model):
+    cache, swapped = (model(IDS[rows], PIXELS[rows], use_cache=True).past_key_values for rows in ([0, 1], SWAP))
+    cache.reorder_cache(torch.as_tensor(SWAP))
+    close(model(IDS[:, :1], past_key_values=cache).logits, model(IDS[:, :1], past_key_values=swapped).logits)
+
+
+@torch.no_grad()
 def test_a_cache_refuses_another_image_or_mask(model):
     mask = torch.ones(2, 256)
     mask[:, 100:] = 0

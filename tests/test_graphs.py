@@ -94,6 +94,19 @@ def test_changed_weights_drop_the_graphs(device):
 
 
 @torch.no_grad()
+def test_unusual_passes_are_not_recorded():
+    recorded, plain = make()
+    inputs = questions(5, 4) | {"pixel_values": random_pixels(1)}
+    hidden = {"encoder_attention_mask": (torch.arange(256) < 100)[None].long()}
+    close(recorded.question_logits(**inputs, **hidden)[0], plain.question_logits(**inputs, **hidden)[0], 1e-4)
+    assert kinds(recorded) == ["encode_images"]
+    recorded.model.fast.graphs.passes.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        recorded.question_logits(**inputs)
+    assert kinds(recorded) == []
+
+
+@torch.no_grad()
 def test_few_shapes_are_kept(monkeypatch):
     monkeypatch.setattr(fast_traffic_vlm, "MOST", 2)
     recorded, _ = make()
