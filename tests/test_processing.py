@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from traffic_vlm.processing_traffic_vlm import fill_rows
+
 
 CAR, BUS, RED = "Is there a car?", "Is there a bus ahead?", "What color is the traffic light?"
 BLANK = Image.new("RGB", (40, 30), (200, 100, 50))
@@ -156,6 +158,10 @@ def test_packed_segments_equal_unpacked_rows(processor, rows, side, answered, li
         assert (packed["question_ends"][index, count:] == -1).all()
     assert all(found[name] == alone[name] for name in found)
     assert images == [index for index, row in enumerate(rows) for _ in row]
+
+
+def test_questions_fill_a_row_up_to_its_width():
+    assert fill_rows([(0, 4), (0, 8), (0, 1), (1, 1)], 12) == [[0, 1], [2], [3]]
 
 
 # --- pixels ---

@@ -125,6 +125,7 @@ def test_hidden_image_tokens_stay_hidden(model):
     assert not torch.allclose(model(ids, pixels, image_index=index).logits, expected, atol=1e-3)
     scores = model.score_yes_no(**pack([ids[0], ids[2]]), encoded_images=encoded[1])
     close(scores[0], model.score_yes_no(ids, encoded_images=encoded, image_index=index)[1])
+    assert [*map(len, model.score_yes_no(ids, encoded_images=encoded, image_index=0 * index))] == [3, 0]
 
 
 def test_encoded_images_of_other_weights_are_refused(model):
