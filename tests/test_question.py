@@ -131,6 +131,7 @@ def test_kinds_of_other_wordings(processor, line):
         ("describe the road", ["a road"], ["emergency road", "green", "fences the left, a car", "none"]),
         ("what vehicles are there", ["a car and 2 trucks"], ["a stop sign", "8", "people"]),
         ("is the light red or green", ["red", "none"], ["yellow", "light"]),
+        ("what color is the light , red or another", ["red", "green"], ["light"]),  # no two to choose from
     ],
 )
 def test_answers_of_a_kind(words, right, wrong):
