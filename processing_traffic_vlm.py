@@ -139,6 +139,15 @@ def place_rows(rows: Sequence[Sequence[Segment]], pad_id: int, width: int, left:
     return data | {"question_ends": [ends + [-1] * (most - len(ends)) for ends in all_ends]}
 
 
+def _as_blocks(chat: Any) -> Any:
+    """A message, or nested lists of messages, with each content as a list of blocks."""
+    if isinstance(chat, list | tuple):
+        return [_as_blocks(one) for one in chat]
+    if isinstance(chat, dict) and isinstance(chat.get("content"), str):
+        return {**chat, "content": [{"type": "text", "text": chat["content"]}]}
+    return chat
+
+
 class TrafficVLMProcessor(ProcessorMixin):
     """Combine an image processor and the tokenizer.
 
@@ -428,6 +437,11 @@ class TrafficVLMProcessor(ProcessorMixin):
     def taught_words(self) -> frozenset[str] | None:
         """The words of `taught`; None if they are not known."""
         return None if self.taught is None else frozenset(self.taught)
+
+    def apply_chat_template(self, conversation: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in the library; also tokenizes messages whose content is a string, with every version of transformers."""
+        # transformers 5.5 and 5.6 look for images and expect each content to be a list of blocks.
+        return super().apply_chat_template(_as_blocks(conversation), *args, **kwargs)
 
     def post_process_image_text_to_text(
         self, generated_outputs: Any, skip_special_tokens: bool = True, **kwargs: Any

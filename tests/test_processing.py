@@ -222,8 +222,8 @@ def test_chat_template(processor, tmp_path):
 
 
 def test_chat_template_reads_the_last_question(processor):
-    asked = [("system", BUS), ("user", BUS), ("assistant", BUS), ("user", CAR)]
-    chat = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in asked]
+    chat = [{"role": role, "content": BUS} for role in ("system", "user", "assistant")]
+    chat.append({"role": "user", "content": CAR})
     assert processor.apply_chat_template([chat, chat]) == ["[SOS] Is there a car ?"] * 2
     assert processor.apply_chat_template(chat, tokenize=True)[0] == processor(text=CAR)["input_ids"][0]
 
