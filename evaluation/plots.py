@@ -46,5 +46,5 @@ def draw_question_types(types: Mapping[str, Mapping[str, Any]], path: Path) -> N
     axes.barh(names, table["balanced accuracy"], xerr=table["±"], capsize=2, color=AFTER, label="model")
     axes.plot(table["mean image"], names, "o", color=BASELINE, label="mean image")
     axes.set(xlim=(0, 1), xlabel="balanced accuracy ± standard error", title="By question type")
-    axes.legend(loc="lower right")
+    axes.legend(loc="lower left")
     figure.savefig(path, dpi=130)
