@@ -45,7 +45,6 @@ def test_how_it_works(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.web
 def test_the_first_hour(tmp_path, monkeypatch, capsys):
     for package in ("yaml", "cv2", "onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package)
