@@ -150,6 +150,9 @@ def make_dataset(options: DatasetOptions) -> dict[str, Any]:
         rows = add_groups(rows)
         if options.split != TRAIN:
             rows = add_questions(rows, options.questions_per_image)
+            asked = [i for i, questions in enumerate(rows["questions"]) if questions]
+            notes += Counter({NOTHING: len(rows) - len(asked)})  # the others would not be balanced
+            rows = rows.select(asked)
         report = _summarize(rows, notes, problems) | {"advice": _advise(items, problems)}
         if not len(rows):
             reasons = report["advice"] + report["messages"][:3]

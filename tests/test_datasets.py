@@ -159,6 +159,20 @@ def test_the_report_says_why_nothing_is_answered_no_and_what_to_do(mine, tmp_pat
     assert not (tmp_path / "none").exists()
 
 
+def test_images_whose_questions_would_not_be_balanced_are_left_out_and_counted(mine, tmp_path):
+    mapping, labels = (json.loads((mine / name).read_text()) for name in ("map.json", "train.json"))
+    (mine / "map.json").write_text(json.dumps(mapping | {"exhaustive": []}))
+    for i in range(3, 40):
+        shutil.copy(mine / "train" / "0.png", mine / "train" / f"{i}.png")
+        labels["images"].append(labels["images"][0] | {"id": i, "file_name": f"{i}.png"})
+        labels["annotations"].append(labels["annotations"][0] | {"image_id": i})
+    (mine / "train.json").write_text(json.dumps(labels))
+    report = make(tmp_path / "out", source=[mapped(mine)], num_images=40, questions_per_image=1)
+    rows = load(tmp_path / "out")
+    assert all(rows["questions"]) and len(rows) == report["images"] < 40
+    assert report["left_out"]["nothing to ask"] == 40 - len(rows)
+
+
 def test_a_folder_alone_is_read_by_the_names_of_its_classes(mine, tmp_path, capsys):
     folder, draft = str(mine), tmp_path / "out_mine.json"
     report = make(tmp_path / "out", source=[folder], split="train")
