@@ -563,8 +563,13 @@ class TrafficVLMFullModel(TrafficVLMPreTrainedModel):
         Args:
             label: a class of `located` in the configuration of the tower, which must have a center head.
             threshold: score from which an object is reported; by default that of the configuration.
+
+        Raises:
+            ValueError: a class that is not located.
         """
         located = self.config.vision_config.located
+        if label not in located:
+            raise ValueError(f"locate knows: {', '.join(located) or 'nothing'}; got {label!r}")
         threshold, index = located[label] if threshold is None else threshold, [*located].index(label)
         centers: Any = encoded_images.centers
         return [find_objects(one, index, threshold) for one in centers.cpu()]

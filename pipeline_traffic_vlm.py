@@ -35,7 +35,7 @@ __all__ = ["Question", "TrafficVLMPipeline"]
 TASK = "visual-question-answering"
 THREADS = 4  # default number of threads that prepare images
 WHOLE = Region(0, 0, 1, 1)
-MAX_QUESTIONS = 4096  # questions that are kept once read
+QUESTIONS_KEPT = 4096  # once read
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ class TrafficVLMPipeline(Pipeline):
         self.fast = self.model.fast_context()  # passes are fast while this pipeline asks; the model stays unchanged
         self.text_config = self.model.config.get_text_config()
         self.located: dict[str, float] = getattr(self.model.config.vision_config, "located", {})
-        self._read_once = lru_cache(MAX_QUESTIONS)(self._read)  # the same are usually asked about many images
+        self._read_once = lru_cache(QUESTIONS_KEPT)(self._read)  # the same are usually asked about many images
 
     def _sanitize_parameters(
         self,
@@ -237,7 +237,8 @@ class TrafficVLMPipeline(Pipeline):
             size: (width, height) in pixels of the image that was encoded; by default the size it is encoded at.
 
         Raises:
-            ValueError, TypeError: a class that is not located; an image that cannot be read, or several images.
+            ValueError, TypeError: a class that is not located; an image that cannot be read, or several images; a
+                region of an encoded image without `size`.
         """
         names = self.read_labels(labels)
         part = (self._preprocess_params.get("region") or WHOLE) if region is None else Region.of(region)
@@ -246,6 +247,8 @@ class TrafficVLMPipeline(Pipeline):
             image, size = self.encode(picture, part, image_size), picture.size
         if len(image) != 1:
             raise ValueError(f"locate takes one image, got {len(image)}")
+        if region is not None and not size:
+            raise ValueError(f"for the region {region!r} of an encoded image, pass size=(width, height) of the image")
         left, top, right, bottom = part.box(size) if size else (0, 0, *image.image_size[::-1])
 
         def in_pixels(fractions: list[float]) -> list[float]:  # x, y, or x, y, x, y
