@@ -82,7 +82,7 @@ _LEAD_IN = re.compile(
 )
 _without_lead_in = partial(_LEAD_IN.sub, "", count=1)  # it matches at the start, if only the empty text
 _REQUEST = re.compile(
-    rf"(?:find|give)\b|(?:{_AUXILIARY} you )?(?:please )?(?:describe|list|name|count|explain|identify|predict|select"
+    rf"give\b|(?:{_AUXILIARY} you )?(?:please )?(?:describe|list|name|count|explain|identify|predict|select"
     r"|choose|determine|estimate|summarize|read|specify|classify|categorize|caption|compare|locate)\b"
 )
 # "What color is it?", "In this image how many cars are there?", "The parked car is in what lane?"
@@ -96,11 +96,14 @@ _FOR_WORDS = re.compile(
     r"(?:the )?(?:number|amount|colou?r|type|kind|status|state|location|position|side) of\b.*"
     # "Is the light red or green?", "Is it on the left or on the right?"
     r"|(?:is|are|was|were) (?:(?:it|this|that|these|those)\b|the(?: \w+){1,2}?)"
-    r"(?:(?: \w+,)* \w+,? or \w+| .*\bor (?:on|in|at|by|of|to|from|an?|the) .*)"
+    r"(?:(?: \w+,)* \w+,? or \w+(?: (?:right now|now|here|today|currently|at the moment|in (?:the|this) \w+))?"
+    r"| .*\bor (?:on|in|at|by|of|to|from|an?|the) .*)"
     # "Is the car ahead of us parked or moving?", "Day or night?"
     r"|(?!are there|is there|can|do ).*\b(?:left or right|day or night|red or green|wet or dry|stop or go"
     r"|heavy or light|parked or moving|moving or parked)\b.*"
 )
+# With a verb, or as a thing that can be there: "any car", "a car seen from the side".
+_NAMES_THING = re.compile(rf"\b{_AUXILIARY}|^(?:any|an?|some|look for|see|at least)\b")
 # A clause that can stand alone as a question, but not "can you tell me", "may I ask".
 _QUESTION = re.compile(
     r"(?=\S+ \S+ \S+)"
@@ -146,7 +149,10 @@ _OPPOSITES = [
         r"\1any",
     ),
     # "Dry" was hardly taught: it is asked as not wet.
-    (r"^(?!.*\b(?:wet|snow\w*|icy)\b)(.*\b(?:roads?|streets?|pavement|surface|it)\b.*)\bdry\b", r"\1wet"),
+    (
+        r"^(?!.*\b(?:wet|snow\w*|icy)\b)(?=.*\b(?:roads?|streets?|pavement|asphalt|ground|surface|it)\b)(.*)\bdry\b",
+        r"\1wet",
+    ),
 ]
 
 
@@ -471,7 +477,8 @@ class Rules:
         asked, is_yes_no = _without_instruction(plain)
         asked, _ = _rewrite(asked, _LEFT_OUT)
         taught = self.as_taught(asked)
-        asks_yes_no = _asks_yes_no(_simplify(taught))
+        simple = _simplify(taught)
+        asks_yes_no = _asks_yes_no(simple) and not self._is_name_of_kind(simple)
         if asks_yes_no or not is_yes_no:  # "Traffic: yes or no?" is not "What is the traffic like?"
             asked = taught
         is_yes_no |= asks_yes_no
@@ -495,6 +502,15 @@ class Rules:
                 text = match.expand(taught)
                 simple = _simplify(text)
         return text
+
+    def _is_name_of_kind(self, simple: str) -> bool:
+        """Whether a clause without a verb names what is asked for, and not one value of it: "Car position"."""
+        for clause in map(_without_lead_in, _SEPARATOR.split(simple.casefold())[::2]):
+            kind = None if _NAMES_THING.search(clause) else self.answer_kind(clause)
+            rest = re.sub("time of (the )?day", "", simple.casefold())
+            if kind is not None and sum(bool(re.search(rf"\b{one}\b", rest)) for one in kind.values) != 1:
+                return True
+        return False
 
     def as_asked(self, text: str) -> str:
         """The words in which the pipeline asks a question, for training; the text itself if negated or a problem."""

@@ -6,6 +6,7 @@ A question id is `type/class/form/value`, of two to four parts; `truth.py` finds
 the other way, from a text to its type.
 """
 
+import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ MASS_NOUNS = {"sky", "road construction", "glare"}
 NOUN_SLOTS, PLURALS = ("car", "cars", "bus", "buses"), ("cars", "buses")
 # All words in it are texts: `on` is not true.
 CONTENT = yaml.load(Path(__file__).with_name("templates.yaml").read_text(encoding="utf-8"), yaml.BaseLoader)
+FILLED, AROUND = 0.2, 0.3  # chance of a filler in a question, and of a prefix, and of a suffix
 OTHER = "other"  # as a key of a table by class or value: all that the table does not list
 
 
@@ -145,6 +147,22 @@ def paraphrases_of(question_id: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def in_other_words(question: str, rng: random.Random) -> str:
+    """A question as people ask it: most have a prefix, a suffix or a filler of `templates.yaml`; the meaning stays."""
+    core, end, around = question[:-1], question[-1], CONTENT["around"]
+    prefixes = around["prefixes"]["question" if end == "?" or core.startswith(("I ", "Let me")) else "request"]
+    if rng.random() < FILLED:
+        words = core.split()
+        gaps = [i for i, word in enumerate(words) if i and word in ("a", "an", "any", "the")] or [len(words)]
+        words.insert(rng.choice(gaps), rng.choice(around["fillers"]))
+        core = " ".join(words)
+    if rng.random() < AROUND:
+        core = rng.choice(prefixes) + core[0].lower() + core[1:]
+    if rng.random() < AROUND:
+        core += rng.choice(around["suffixes"])
+    return core + end
+
+
 def _filled(template: str, key: Sequence[str]) -> Iterator[str]:
     """The text of a template with each combination of fillings."""
     names = slots_of(template)
@@ -198,7 +216,13 @@ def question_type_of(question: str) -> str | None:
 
 
 def _normalize(text: str) -> str:
-    return " ".join(text.lower().split()).rstrip("?.! ")
+    """The words of a question without a prefix and a suffix that `in_other_words` adds."""
+    text, around = " ".join(text.lower().split()).rstrip("?.! "), CONTENT["around"]
+    for prefix in flat(around["prefixes"]):
+        text = text.removeprefix(prefix)
+    for suffix in around["suffixes"]:
+        text = text.removesuffix(suffix)
+    return text
 
 
 @lru_cache(maxsize=1)

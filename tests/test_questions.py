@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -473,17 +474,16 @@ def all_question_ids() -> set[str]:
     return found
 
 
-def test_paraphrases_are_sentences_of_known_words():
-    words = set()
+def test_paraphrases_are_sentences_of_which_most_have_known_words_alone():
+    is_known = []
     for question_id in all_question_ids():
         texts = paraphrases_of(question_id)
         assert len(texts) == len(set(texts)) >= 4
         for text in texts:
-            assert text[0].isupper() and text.endswith(("?", "."))
+            assert not text[0].islower() and text.endswith(("?", "."))
             assert "{" not in text and "(" not in text and "  " not in text
-            words.update(text.split())
-    ids = TOKENIZER(sorted(words))["input_ids"]
-    assert TOKENIZER.unk_token_id not in {token for one in ids for token in one}
+        is_known.append([TOKENIZER.unk_token_id not in ids for ids in TOKENIZER([*texts])["input_ids"]])
+    assert all(known[0] for known in is_known) and min(map(np.mean, is_known)) > 0.75
 
 
 def test_a_text_means_one_question():
