@@ -18,7 +18,8 @@ import cv2
 import numpy as np
 import torch
 
-from ..data.augment import augment, change_light
+from ..data.augment import augment, change_light, is_large_enough, resize
+from ..data.grammar import in_other_words
 from ..data.questions import Balancer, Question, ask
 from ..data.scene import parse_scene, scene_of
 from ..data.truth import GroundTruth
@@ -37,6 +38,7 @@ class Prepared:
     questions: list[Question]
     truth: GroundTruth | None  # None for hand-written questions
     source: str
+    large: np.ndarray | None = None  # the same crop for the teacher of a tower, see `auxiliary/distillation.py`
     spans: list[Span] = field(default_factory=list)  # places of the questions, once the batch is packed
 
 
@@ -57,6 +59,7 @@ class TrafficCollator:
         questions_per_image: maximum number of questions about each image. With 0, a batch has images and targets
             alone, to train the tower without a decoder.
         targets: of the auxiliary losses, by name; see `auxiliary/losses.py`.
+        teacher_size: side in pixels of the images of a tower's teacher; 0 without one.
 
     Yes and no are balanced for each question type and class over all rows that a worker collates in an epoch, within
     each source: otherwise the style of a source with many cars would be evidence for a yes. A row without `scene`
@@ -68,6 +71,7 @@ class TrafficCollator:
     processor: Any
     questions_per_image: int = 16
     targets: Mapping[str, Target] = field(default_factory=dict)
+    teacher_size: int = 0
 
     def __post_init__(self) -> None:
         self.balancers: defaultdict[tuple[int, str], Balancer] = defaultdict(Balancer)  # by epoch and source
@@ -95,7 +99,7 @@ class TrafficCollator:
             suffix=[[question.answer for question in item.questions] for item in images],
             packed=True,
             row_tokens="fit",
-            on_unknown="raise",
+            on_unknown="ignore",
             do_rescale=False,
             do_normalize=False,
             image_size=None if is_default else drawn.size,
@@ -113,8 +117,13 @@ class TrafficCollator:
     def augmented(self, row: Mapping[str, Any], drawn: Drawn) -> Prepared:
         """An augmented image of a row, in the size of its batch and without questions."""
         whole, scene = np.asarray(to_rgb(row["image"])), parse_scene(row["scene"])
-        image, scene = augment(whole, scene, drawn.rng, size=drawn.size)
-        return Prepared(image, [], GroundTruth(scene), row["source"])
+        side = (self.teacher_size,) * 2
+        has_teacher = self.teacher_size > 0 and is_large_enough(whole.shape[1], whole.shape[0], side)
+        image, scene = augment(whole, scene, drawn.rng, size=side if has_teacher else drawn.size)
+        truth, source = GroundTruth(scene), row["source"]
+        if has_teacher:
+            return Prepared(resize(image, drawn.size), [], truth, source, large=image)
+        return Prepared(image, [], truth, source)
 
     def asked(self, row: Mapping[str, Any], drawn: Drawn, is_balanced: bool = True) -> Prepared:
         """An augmented image with new questions, or with some of the row's own, in the words in which they are asked.
@@ -134,6 +143,7 @@ class TrafficCollator:
             image, seen = augment(whole, scene, drawn.rng, crops)
             truth = GroundTruth(seen)
             questions = ask(truth, rng, self.questions_per_image, balancer)
+            questions = [replace(one, text=in_other_words(one.text, rng)) for one in questions]
             if questions:
                 break
         return Prepared(image, questions, truth, source)

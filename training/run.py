@@ -68,7 +68,7 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
         from .auxiliary.losses import make_targets
 
         targets = make_targets(weights, processor, vision_config, sources)
-    collator = TrafficCollator(processor, options.questions_per_image, targets)
+    collator = TrafficCollator(processor, options.questions_per_image, targets, options.teacher_size)
     trainer = TrafficTrainer(model, arguments, collator, drawing, eval_rows, processor, options=options)
     trainer.add_callback(StartEpoch(drawing))
     checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
