@@ -15,13 +15,13 @@ from torch import nn
 
 from ...configuration_traffic_vlm import token_grid
 from ..collator import Prepared
-from .presence import QueryHead, region_weights
+from .presence import region_weights
 
 
 class Teacher(nn.Module):
     """A copy of a tower and its query head, which is never trained."""
 
-    def __init__(self, tower: Any, head: QueryHead):
+    def __init__(self, tower: Any, head: Any):
         super().__init__()
         self.tower, self.head = copy.deepcopy(tower), copy.deepcopy(head)
         self.requires_grad_(False)
