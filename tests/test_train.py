@@ -23,6 +23,7 @@ from traffic_vlm.training.auxiliary.presence import HEAD_FILE, QueryHead, load_t
 from traffic_vlm.training.collator import TrafficCollator
 from traffic_vlm.training.drawing import Drawn
 from traffic_vlm.training.model import prepare_model
+from traffic_vlm.training.options import LOSSES as WEIGHTED
 from traffic_vlm.training.options import TrainOptions
 from traffic_vlm.training.rows import split_for_evaluation
 from traffic_vlm.training.run import count_draws
@@ -102,7 +103,7 @@ def test_a_training_without_auxiliary_losses_loads_none_of_their_code(start, tmp
     monkeypatch.setattr(traffic_vlm, "training", traffic_vlm.training)  # set again after the test
     for name in [name for name in sys.modules if name.startswith("traffic_vlm.training")]:
         monkeypatch.delitem(sys.modules, name)
-    learn(start, tmp_path, f"{ONE_STEP} {' '.join(f'--{name}_weight 0' for name in LOSSES)}")
+    learn(start, tmp_path, f"{ONE_STEP} {' '.join(f'--{name}_weight 0' for name in WEIGHTED)}")
     assert "traffic_vlm.training.trainer" in sys.modules and not any("auxiliary" in name for name in sys.modules)
     assert (tmp_path / "model.safetensors").is_file()
 
