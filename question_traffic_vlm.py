@@ -505,9 +505,10 @@ class Rules:
 
     def _is_name_of_kind(self, simple: str) -> bool:
         """Whether a clause without a verb names what is asked for, and not one value of it: "Car position"."""
-        for clause in map(_without_lead_in, _SEPARATOR.split(simple.casefold())[::2]):
+        text = simple.casefold()
+        rest = re.sub("time of (the )?day", "", text)  # "day" is no value there
+        for clause in map(_without_lead_in, _SEPARATOR.split(text)[::2]):
             kind = None if _NAMES_THING.search(clause) else self.answer_kind(clause)
-            rest = re.sub("time of (the )?day", "", simple.casefold())
             if kind is not None and sum(bool(re.search(rf"\b{one}\b", rest)) for one in kind.values) != 1:
                 return True
         return False

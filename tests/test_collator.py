@@ -11,6 +11,7 @@ from PIL import Image
 from tiny import tiny_model
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.datasets import SyntheticRows
+from traffic_vlm.data.grammar import paraphrases_of
 from traffic_vlm.data.questions import TOLERANCE
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject, is_a
 from traffic_vlm.data.synthetic import render
@@ -135,6 +136,14 @@ def test_batches_of_training_have_one_size(processor):
     assert len(batch["pixel_values"]) == 4 and batch["segment_ids"].amax(1).tolist() == [1] * 4  # questions a row
     asked = processor.tokenizer.batch_decode(batch["input_ids"])
     assert sum("what is the status of the driver?" in text for text in asked) == 2  # in the words that are asked
+
+
+def test_some_questions_have_other_words_around_them(processor):
+    collate = Collator(processor, 16)
+    collate([{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(4))])
+    asked = [question for item in collate.prepared for question in item.questions]
+    is_core = [question.text in paraphrases_of(question.question_id) for question in asked]
+    assert any(is_core) and not all(is_core)
 
 
 def test_each_batch_has_one_of_the_sizes_and_targets_of_its_grid(processor):

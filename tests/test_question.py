@@ -84,13 +84,15 @@ def test_a_question_with_an_instruction_is_not_asked_for_words():
 
 def test_words_around_a_question_change_neither_its_form_nor_its_kind(processor):
     """Of all templates; a filler in the middle of a question in words can hide its kind."""
-    rng, found = random.Random(0), []
+    rng, found, changed = random.Random(0), [], []
     for _, is_open, text in templates():
         around, question = in_other_words(text, rng), RULES.form(text)
         form = RULES.form(around)
         found.append((form.is_yes_no, form.is_negated, form.problem) == (not is_open, question.is_negated, None))
+        changed.append(around != text)
         assert question_type_of(text) is not None
     assert np.mean(found) > 0.99
+    assert np.mean(changed) == pytest.approx(1 - 0.8 * 0.7 * 0.7, abs=0.03)  # a filler, a prefix, a suffix
 
 
 def test_every_template_is_one_question_that_is_asked_as_it_stands():

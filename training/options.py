@@ -95,7 +95,7 @@ class TrainOptions:
             raise ValueError("the weights of --model_name_or_path have their own sizes: leave out --config")
 
     def loss_weights(self) -> dict[str, float]:
-        """Weights of the auxiliary losses that are not 0, by name; a tower alone has its own ones."""
+        """Weights of the auxiliary losses that are not 0, by name; a tower has presence, centers, distillation."""
         weights = {name: getattr(self, f"{name}_weight") for name in LOSSES}
         if not self.questions_per_image:
             distilled = float(self.teacher_size > 0)
