@@ -74,16 +74,18 @@ _NEGATED_AUXILIARIES = frozenset(word + "nt" for word in _AUXILIARIES) | {"cant"
 _AUXILIARY = rf"(?:{'|'.join(sorted(_AUXILIARIES | _NEGATED_AUXILIARIES))})\b"
 _WH = r"(?:what|which|who|whom|whose|whereabouts|where|when|why|how)(?:s|re|d|ll)?\b"
 _CONDITION = rf"when\b(?! {_AUXILIARY})"  # "When it is dark, are the lights on?"
+_TELL_ABOUT = r"tell (?:me|us)(?: \w+)? about\b"
 # What says nothing about the answer: "so, could you tell me", "I would like to know", "do you see" before "what".
 _LEAD_IN = re.compile(
-    r"(?:\s*(?:please|and|so|now|okay|ok|also|but|then|well|or|just"
+    r"(?:\s*(?:please|and|so|now|okay|ok|also|but|then|well|or|just|roughly|approximately|exactly|about(?= how)"
     rf"|(?:{_AUXILIARY} you |id? (?:(?:want|need|would|like) )*to |let (?:me|us) )?(?:please )?"
-    rf"(?:(?:say|tell|answer|know|check|show)(?: (?:me|us|please))*|(?:see|look)(?=(?: \w+)? {_WH})))\b)*\s*"
+    rf"(?:(?:say|(?!{_TELL_ABOUT})tell|answer|know|check|show)(?: (?:me|us|please))*"
+    rf"|(?:see|look)(?=(?: \w+)? {_WH})))\b)*\s*"
 )
 _without_lead_in = partial(_LEAD_IN.sub, "", count=1)  # it matches at the start, if only the empty text
 _REQUEST = re.compile(
-    rf"give\b|(?:{_AUXILIARY} you )?(?:please )?(?:describe|list|name|count|explain|identify|predict|select"
-    r"|choose|determine|estimate|summarize|read|specify|classify|categorize|caption|compare|locate)\b"
+    rf"give\b|(?:{_AUXILIARY} you )?(?:please )?(?:{_TELL_ABOUT}|describe|list|name|count|explain|identify|predict"
+    r"|select|choose|determine|estimate|summarize|read|specify|classify|categorize|caption|compare|locate)\b"
 )
 # "What color is it?", "In this image how many cars are there?", "The parked car is in what lane?"
 _ASKS_FOR_WORDS = re.compile(
@@ -234,6 +236,12 @@ _PLACES = frozenset(
     "ahead left right front back center near far close closer straight behind away next side clearly".split()
 )
 _CLAUSE_ENDS = frozenset([*".,;:", "and", "or", ""])
+_ADVERBS = frozenset("actually currently perhaps really today".split())  # of the words around questions in training
+# What to do is not in the image: "may we go", "do I need to brake", but not "can we see a car".
+_DECISION = re.compile(
+    r"(?:^|(?<=, ))(?:can|could|may|must|should|shall|do|will) (?:i|we) "
+    r"(?!(?:see|have|find|count|read|detect|spot|observe|notice|look|ask|get)\b)\w+"
+)
 # A verb after a noun: "a person smoking", "the lane blocked".
 _PARTICIPLE = re.compile(r"(?!(?:building|parking|red|speed)$)\w+(?:ing|ed)")
 
@@ -587,10 +595,13 @@ class Rules:
     def _refusal(self, tokens: Sequence[str], typed: Sequence[str], taught: Collection[str] | None) -> str | None:
         """Why the answer to a question would be a guess; None if all that it asks for is known and taught."""
         sentence = list(takewhile(lambda token: token not in ("?", "."), tokens))
+        if decision := _DECISION.search(" ".join(sentence)):
+            return f"the model does not decide {decision[0]!r}: {GUESS}"
         places = asked_for(sentence)
         for i in reversed(places):  # first what is said of a thing, then the thing
-            # What ends in "ly" tells how, but at the end: "is it really raining", "is the dog friendly".
-            is_adverb = typed[i].casefold().endswith("ly") and i < len(sentence) - 1
+            # What ends in "ly" tells how, but at the end: "is it barely raining", "is the dog friendly".
+            word = typed[i].casefold()
+            is_adverb = word in _ADVERBS or (word.endswith("ly") and i < len(sentence) - 1)
             if sentence[i] == UNKNOWN_TOKEN and not is_adverb:
                 return f"the model does not know {typed[i]!r}: {GUESS}"
             if taught is not None and is_content_word(sentence[i]) and sentence[i] not in taught:

@@ -78,7 +78,7 @@ _PHRASES = {
     "fog": "foggy conditions",
     "it day": rf"it (?:still )?(?:light|bright)(?: out(?:side|doors)?)?{_AT_END}",
     "is the road": "are the (?:roads|streets)(?= (?:wet|dry|snowy|icy|empty|busy))",
-    "road": "pavement(?= (?:look )?(?:wet|dry|snowy|icy))",
+    "road": "(?:pavement|ground)(?= (?:look )?(?:wet|dry|snowy|icy))",
     # Not "the sky above the road clear", nor "the road clear of snow".
     "road empty": r"(?<=(?:is|was) (?:the|this|our) )(?:road|street) (?:clear|free|deserted)"
     r"(?! (?:of|for|to|from|enough|and|or)\b)",
@@ -130,7 +130,7 @@ _SYNONYMS = {
     "fire truck": "fire ?engine|firetruck",
     "motorcycle": "motorbike|scooter|moped|motor(?!s? vehicle)|two wheeler",
     "bicycle": "bike|pushbike",
-    "car": "automobile|hatchback|sedan|suv|taxi(?:cab)?|cab",
+    "car": "automobile|hatchback|sedan|suv",
     "van": "minivan",
     "train": "tram|streetcar|trolley",
     "rickshaw": "auto ?rickshaw|tuk ?tuk|three wheeler",
