@@ -84,6 +84,8 @@ class TrainOptions:
                 raise ValueError(f"--{name} must be positive, one for each of --{of} {weighted}, got {weights}")
         for side in (*self.sizes, *filter(None, [self.teacher_size])):
             check_image_size(side)
+        if self.teacher_size and self.questions_per_image:
+            raise ValueError(f"--teacher_size {self.teacher_size} teaches a tower alone: --questions_per_image 0")
         if self.average_decay >= 1:
             raise ValueError(f"--average_decay must be below 1, got {self.average_decay}")
         if bool(self.model_name_or_path) == self.from_scratch:
