@@ -75,6 +75,7 @@ _AUXILIARY = rf"(?:{'|'.join(sorted(_AUXILIARIES | _NEGATED_AUXILIARIES))})\b"
 _WH = r"(?:what|which|who|whom|whose|whereabouts|where|when|why|how)(?:s|re|d|ll)?\b"
 _CONDITION = rf"when\b(?! {_AUXILIARY})"  # "When it is dark, are the lights on?"
 _TELL_ABOUT = r"tell (?:me|us)(?: \w+)? about\b"
+_SEE = "see|find|count|read|detect|spot|observe|notice"
 # What says nothing about the answer: "so, could you tell me", "I would like to know", "do you see" before "what".
 _LEAD_IN = re.compile(
     r"(?:\s*(?:please|and|so|now|okay|ok|also|but|then|well|or|just|roughly|approximately|exactly|about(?= how)"
@@ -109,7 +110,7 @@ _NAMES_THING = re.compile(rf"\b{_AUXILIARY}|^(?:any|an?|some|look for|see|at lea
 # A clause that can stand alone as a question, but not "can you tell me", "may I ask".
 _QUESTION = re.compile(
     r"(?=\S+ \S+ \S+)"
-    rf"(?:{_AUXILIARY} (?!(?:you|i) (?!see|find|count|read|detect|spot|observe|notice|drive|turn|stop|go|pass|cross))"
+    rf"(?:{_AUXILIARY} (?!(?:you|i) (?!{_SEE}|drive|turn|stop|go|pass|cross))"
     rf"|(?!{_CONDITION}){_WH}.* {_AUXILIARY})"
     rf"|(?!when){_WH}(?: \S+)?$"  # "Where?", "How many?"
 )
@@ -240,7 +241,7 @@ _ADVERBS = frozenset("actually currently perhaps really today".split())  # of th
 # What to do is not in the image: "may we go", "do I need to brake", but not "can we see a car".
 _DECISION = re.compile(
     r"(?:^|(?<=, ))(?:can|could|may|must|should|shall|do|will) (?:i|we) "
-    r"(?!(?:see|have|find|count|read|detect|spot|observe|notice|look|ask|get)\b)\w+"
+    rf"(?!(?:{_SEE}|have|look|ask|get)\b)\w+"
 )
 # A verb after a noun: "a person smoking", "the lane blocked".
 _PARTICIPLE = re.compile(r"(?!(?:building|parking|red|speed)$)\w+(?:ing|ed)")
