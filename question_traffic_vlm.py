@@ -319,12 +319,14 @@ class AnswerKind:
         name: as people read it: "a color".
         values: all possible answers; empty for lists of objects.
         nouns, colors: of lists of objects: "a car, 2 trucks and red buses on the left".
+        min_score: score below which the likeliest answer is no answer.
     """
 
     name: str
     values: tuple[str, ...] = ()
     nouns: tuple[str, ...] = ()
     colors: tuple[str, ...] = ()
+    min_score: float = 0.0
 
     def accepts(self, answer: str) -> bool:
         """Whether an answer is of this kind."""
@@ -406,15 +408,15 @@ class Question:
     def answer_in_words(self, answer: str, score: float, min_score: float = 0.05) -> dict[str, Any]:
         """What an answer in words adds to the item: "answer" and "score", or a "problem".
 
-        An answer is a problem if it is not of the question's kind, or if its score is below `min_score`. Answers to
-        taught questions have 0.3 and more; to others they are often forced values.
+        An answer is a problem if it is not of the question's kind, or if its score is below `min_score` or that of the
+        kind. Answers to taught questions have 0.3 and more; to others they are often forced values.
         """
         problem = None
         if self.kind is None:  # any answer can be right
             problem = None if answer else "the model's answer is empty"
         elif not self.kind.accepts(answer):
             problem = f"the model's answer {answer!r} is not {self.kind.name}"
-        elif score < min_score:
+        elif score < max(min_score, self.kind.min_score):
             likeliest = f"the likeliest of {self.kind.name}, {answer!r}, has a score of {score:.3f}"
             problem = f"the model has no answer: {likeliest}"
         return {"problem": problem} if problem else {"answer": answer, "score": score}
@@ -450,9 +452,10 @@ class Rules:
 
     Args:
         kinds: kinds of answers, the first whose `asked` matches counts: {"name", "asked": [regular expressions of the
-            words that the tokenizer writes], "values": [...] or "nouns": {singular: plural}}. Without kinds, every
-            question in words is accepted, with any answer.
+            words that the tokenizer writes], "values": [...] or "nouns": {singular: plural}, "min_score"}. Without
+            kinds, every question in words is accepted, with any answer.
         colors, light_colors: of objects and of traffic lights.
+        colored: nouns whose colors a model can be taught, besides lights.
         wordings: [regular expression of a simplified question, taught question], in the order of use.
         examples: kind of question → a question.
     """
@@ -462,10 +465,11 @@ class Rules:
         kinds: Sequence[Mapping[str, Any]] = (),
         colors: Sequence[str] = (),
         light_colors: Sequence[str] = (),
+        colored: Sequence[str] = (),
         wordings: Sequence[Sequence[str]] = (),
         examples: Mapping[str, str] | None = None,
     ):
-        self.colors, self.light_colors, self.examples = colors, light_colors, examples or {}
+        self.colors, self.light_colors, self.colored, self.examples = colors, light_colors, colored, examples or {}
         self.wordings = [(re.compile(pattern, re.IGNORECASE), taught) for pattern, taught in wordings]
         self.kinds: list[tuple[AnswerKind, re.Pattern]] = []
         self.nouns: dict[str, str] = {}  # singular → plural
@@ -473,7 +477,8 @@ class Rules:
             nouns = kind.get("nouns", {})
             self.nouns |= nouns
             names = tuple(dict.fromkeys([*nouns, *nouns.values()]))
-            found = AnswerKind(kind["name"], tuple(kind.get("values", ())), names, tuple(colors))
+            values, least = tuple(kind.get("values", ())), kind.get("min_score", 0.0)
+            found = AnswerKind(kind["name"], values, names, tuple(colors), least)
             self.kinds.append((found, re.compile("|".join(rf"(?:{one}(?!\w))" for one in kind["asked"]))))
 
     def known_nouns(self, taught: Collection[str] | None) -> list[str]:
@@ -581,19 +586,21 @@ class Rules:
             input_ids=tuple(ids),
             unknown_words=unknown,
             untaught_words=tuple(dict.fromkeys(untaught)),
-            problem=None if answer_untaught else self._refusal(tokens, typed, taught),
+            problem=None if answer_untaught else self._refusal(tokens, typed, taught, any_kind),
         )
         if form.is_yes_no or any_kind or not self.kinds:
             return question
         if kind := self.answer_kind(" ".join(tokens)):
-            return replace(question, kind=kind)
+            return replace(question, kind=replace(kind, min_score=0.0) if answer_untaught else kind)
         problem = (
             "the model was not taught questions like this one. In words it answers questions about colors, numbers, "
             "sides, lights, signs, objects, weather, time of day, road and traffic; it also answers yes/no questions"
         )
         return replace(question, problem=problem + (f". Unknown words: {', '.join(unknown)}" if unknown else ""))
 
-    def _refusal(self, tokens: Sequence[str], typed: Sequence[str], taught: Collection[str] | None) -> str | None:
+    def _refusal(
+        self, tokens: Sequence[str], typed: Sequence[str], taught: Collection[str] | None, any_kind: bool
+    ) -> str | None:
         """Why the answer to a question would be a guess; None if all that it asks for is known and taught."""
         sentence = list(takewhile(lambda token: token not in ("?", "."), tokens))
         if decision := _DECISION.search(" ".join(sentence)):
@@ -607,12 +614,14 @@ class Rules:
                 return f"the model does not know {typed[i]!r}: {GUESS}"
             if taught is not None and is_content_word(sentence[i]) and sentence[i] not in taught:
                 return f"the model was not taught {typed[i]!r}: {GUESS}"
-        other_colors = set(self.colors) - set(self.light_colors)
-        if taught is None or other_colors & set(taught):
-            return None
-        # Colors are those of lights as long as no other color was taught.
         nouns = [i for i, word in enumerate(sentence) if is_content_word(word) and word not in {*self.colors, "color"}]
         is_color = "color" in sentence or any(sentence[i] in self.colors for i in places)
-        if not is_color or not nouns or {"light", "lights"} & set(sentence):
+        if taught is None or not is_color or not nouns or {"light", "lights"} & set(sentence):
             return None
-        return f"the model was taught the colors of lights, not that of {typed[nouns[0]]!r}: {GUESS}"
+        # Colors are those of lights as long as no other color was taught.
+        has_others = bool(set(taught) & (set(self.colors) - set(self.light_colors)))
+        thing = next((i for i in nouns if sentence[i] in self.nouns or sentence[i] in self.nouns.values()), nouns[0])
+        if has_others and (any_kind or sentence[thing] in self.colored):
+            return None
+        named = "lights and vehicles" if has_others else "lights"
+        return f"the model was taught the colors of {named}, not that of {typed[thing]!r}: {GUESS}"

@@ -81,6 +81,8 @@ def question_rules() -> dict[str, Any]:
     kinds: list[dict[str, Any]] = []
     for name, entry in CONTENT["kinds"].items():
         kind: dict[str, Any] = {"name": name, "asked": entry["asked"]}
+        if "min_score" in entry:
+            kind["min_score"] = float(entry["min_score"])
         if "classes" in entry:
             names = [one for one in CLASSES if entry["classes"] == "all" or is_a(one, entry["classes"])]
             kind["nouns"] = {CLASSES[one][0]: CLASSES[one][1] for one in names}
@@ -95,7 +97,11 @@ def question_rules() -> dict[str, Any]:
         for taught, patterns in CONTENT["wordings"]["taught"].items()
         for pattern in patterns
     ]
-    colors = {"colors": ATTRIBUTES["color"], "light_colors": ATTRIBUTES["state"]}
+    colors = {
+        "colors": ATTRIBUTES["color"],
+        "light_colors": ATTRIBUTES["state"],
+        "colored": [name for one in CONTENT["colored"] for name in CLASSES[one][:2]],
+    }
     return {"kinds": kinds, **colors, "examples": CONTENT["examples"], "wordings": wordings}
 
 

@@ -168,6 +168,7 @@ def test_what_is_known_and_taught_is_answered(vqa, question):
 def test_words_taught_by_a_training_are_asked_about():
     processor = tiny_processor()
     vqa = TrafficVLMPipeline(model=tiny_model(), processor=processor, device="cpu", answer_untaught=False)
+    processor.taught = ["car", "color", "red", "sign"]
 
     def problems(*questions):
         return [vqa.read_question(question).problem for question in questions]
@@ -178,6 +179,10 @@ def test_words_taught_by_a_training_are_asked_about():
     assert "not taught 'zebra'" in problems(*questions)[3]
     processor.taught += ["umbrella", "white", "zebra"]
     assert not any(problems(*questions))
+    [sign] = problems("What color is the sign?")
+    assert "colors of lights and vehicles, not that of 'sign'" in sign
+    processor.own_questions = True  # they may have taught the colors of anything
+    assert problems("What color is the sign?") == [None]
     processor.taught = None  # nothing is known
     accident, elephant = problems("Was there an accident?", "Is there an elephant?")
     assert accident is None and "'elephant'" in elephant
@@ -187,7 +192,7 @@ def test_most_questions_of_other_people_are_answered(vqa):
     """A rule that refuses everything would pass the tests of refusals."""
     questions = (ROOT / "tests" / "data" / "questions.txt").read_text().splitlines()
     refused = [text for text in questions if "would be a guess" in (vqa.read_question(text).problem or "")]
-    assert 0.25 < len(refused) / len(questions) < 0.35
+    assert 0.2 < len(refused) / len(questions) < 0.3
 
 
 def test_answers_for_people():

@@ -2,6 +2,7 @@
 
 import random
 import re
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -129,6 +130,13 @@ def test_kinds_know_the_classes_of_scenes():
     assert set(KINDS["a vehicle"].values) == {name for name in CLASSES if is_a(name, "vehicle")} - {"vehicle"} | {NONE}
     assert {str(MAX_COUNT), *ATTRIBUTES["color"]} <= OBJECTS.next_words([])
     assert RULES.known_nouns({"car", "traffic", "light"}) == ["car", "traffic light"]
+
+
+def test_the_color_of_a_vehicle_needs_a_sure_answer(processor):
+    least, read = KINDS["a color"].min_score, partial(RULES.read, "What color is the car?", processor.prompt, 50)
+    assert read().answer_in_words("red", least) == {"answer": "red", "score": least}
+    assert "'red', has a score of" in read().answer_in_words("red", least - 0.01)["problem"]
+    assert read(answer_untaught=True).answer_in_words("red", least - 0.01)["answer"] == "red"
 
 
 @pytest.mark.parametrize("line", FORMS["kinds"].splitlines())
