@@ -5,7 +5,17 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tiny import ROOT, any_size_model, count_calls, free_port, locating_model, save_folder, start_process, tiny_model
+from tiny import (
+    ROOT,
+    any_size_model,
+    count_calls,
+    free_port,
+    locating_model,
+    save_folder,
+    start_process,
+    tiny_model,
+    tiny_processor,
+)
 from traffic_vlm.common.answers import answer_text, map_strength
 from traffic_vlm.data.grammar import question_type_of
 from traffic_vlm.data.suggestions import suggest_questions
@@ -122,6 +132,10 @@ def test_suggested_questions_have_taught_words_only(processor):
         assert processor.unknown_words(question) == processor.untaught_words(question) == [], question
         assert question_type_of(question) == question_type.replace(" ", "_"), question
     assert "Is there an umbrella?" not in suggested and "Is there a bus?" in suggested
+    assert "What color is the car?" in suggested
+    lights = tiny_processor()
+    lights.taught = ["car", "color", "light", "traffic"]  # its question about the car has no answer
+    assert {"What color is the traffic light?"} == {text for text in suggest_questions(lights) if "color" in text}
     first = page_module.QUESTIONS
     assert processor.unknown_words(first) == processor.untaught_words(first) == []
 
