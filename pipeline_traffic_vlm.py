@@ -91,7 +91,8 @@ class TrafficVLMPipeline(Pipeline):
             for each question, as `traffic_vlm.evaluation.thresholds.Thresholds` does. "Is there no car?" is asked
             as "Is there any car?", and has its threshold.
         answer_untaught: True also answers questions about what the model does not know or was not taught; it guesses.
-        min_score: score below which a likeliest answer in words is no answer, by default 0.05.
+        min_score: score below which a likeliest answer in words is no answer, by default 0.05; the color of a vehicle
+            needs 0.7.
         margins: True adds "margin", l_yes - l_no without temperature, to each item that the model was asked.
     """
 

@@ -27,9 +27,9 @@ def suggest_questions(processor: Any) -> dict[str, str]:
         ids += [f"{key}/what", *(f"{key}/is/{value}" for value in SCENE_ATTRIBUTES[key.partition("/")[2]])]
     questions = {paraphrases_of(one)[0]: one.partition("/")[0].replace("_", " ") for one in [*ids, "ahead/scene/what"]}
     limit, taught = processor.tokenizer.model_max_length, processor.taught_words
-    reads = {question: processor.rules.read(question, processor.prompt, limit, taught) for question in questions}
-    return {
-        question: question_type
-        for question, question_type in questions.items()
-        if not (reads[question].problem or reads[question].unknown_words or reads[question].untaught_words)
-    }
+
+    def is_answered(question: str) -> bool:
+        read = processor.rules.read(question, processor.prompt, limit, taught)
+        return not (read.problem or read.unknown_words or read.untaught_words)
+
+    return {question: question_type for question, question_type in questions.items() if is_answered(question)}

@@ -38,7 +38,7 @@ class ModelOptions:
     threads: int | None = option(None, "CPU threads of the model; by default one for each core")
     thresholds: str | None = option(None, "thresholds.json of scripts/evaluate.py")
     answer_untaught: bool = option(False, "guess at what the model was not taught, instead of saying so")
-    min_score: float = option(0.05, "score below which the likeliest answer in words is no answer")
+    min_score: float = option(0.05, "score below which an answer in words is no answer; colors of vehicles need 0.7")
     image_size: str | None = option(None, "side of the pixels, or height,width: smaller is faster, larger sees more")
     region: str | None = option(None, "x,y,width,height in fractions: the part of each image to ask about")
 
