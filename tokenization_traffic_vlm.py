@@ -155,6 +155,7 @@ _SYNONYMS = {
     "light": "lamp|signal",
     # other words
     "color": "colour",
+    "behavior": "behaviour",
     "center": "centre",
     "side": "edge",
     "area": "zone|site",
@@ -250,6 +251,10 @@ _WHOLE_WORDS = {
     "traffic jam": "(?:traffic )?(?:congestion|gridlock|tailback)",
     "traffic": "traffic flow",
     "fire": "flames?|burning",
+    "crash": "crash(?:es|ed|ing)|collisions?|collid(?:e|es|ed|ing)",
+    "prevented": "prevent",
+    "steering": "steers?",
+    "cause": "reasons?",
     # description
     "large": "big|huge",
     "heavy": "thick|dense",
