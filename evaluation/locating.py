@@ -2,9 +2,9 @@
 
 rows with scenes → objects that the model finds, of classes whose every object is labeled ↔ boxes of the scenes
 
-Of two points in one box the second is wrong. Points on objects that may be of the class do not count, nor do boxes and
-points of objects below `MIN_SIDE`. The score from which an object is reported is fitted to one half of the images, and
-tested on the other.
+Of two points in one box the second is wrong. Points do not count on objects that may be of the class and on groups of
+objects (masks, crowds), nor do boxes and points of objects below `MIN_SIDE`. The score from which an object is
+reported is fitted to one half of the images, and tested on the other.
 """
 
 from collections.abc import Iterator
@@ -45,12 +45,11 @@ def _match_image(pipe: TrafficVLMPipeline, row: Row) -> Iterator[tuple[Any, ...]
     encoded, scale = pipe.encode(row["image"]) if known else None, (scene.width, scene.height) * 2
     for label in known:
         group = truth.groups.get(label, NO_GROUP)
-        clear, unclear = (
-            [[side / whole for side, whole in zip(seen.box, scale)] for seen in part]
-            for part in (group.clear, group.unclear)
-        )
-        missed = [box for box in clear if _side(box) >= MIN_SIDE]
-        ignored = unclear + [box for box in clear if _side(box) < MIN_SIDE]
+        missed, ignored = list[Any](), list[Any]()
+        for seen in (*group.clear, *group.unclear):
+            box = [side / whole for side, whole in zip(seen.box, scale)]
+            is_one = seen.clear and seen.is_instance  # a mask or a crowd may be several objects
+            (missed if is_one and _side(box) >= MIN_SIDE else ignored).append(box)
         for score, sides, (x, y) in pipe.model.locate(encoded, label, FAINT)[0]:
             around = [box for box in missed if _has(box, x, y)]
             if around:

@@ -14,12 +14,14 @@ COLUMNS = ["label", "half", "score", "is_right", "side", "iou"]
 
 
 def test_points_are_matched_with_boxes_once():
-    """Two points in one box, one beside all boxes, one on a hidden car, and a car without a point."""
-    cars = [(0, 0, 100, 100), (200, 200, 300, 300), (300, 0, 400, 100)]
-    objects = (*(SceneObject("car", box) for box in cars[:2]), SceneObject("car", cars[2], visible=0.1))
+    """Two points in one box, one beside all boxes, on a hidden car and on a group of cars, and a car without a point."""
+    cars = [(0, 0, 100, 100), (200, 200, 300, 300), (300, 0, 400, 100), (0, 300, 100, 400)]
+    unclear = SceneObject("car", cars[2], visible=0.1), SceneObject("car", cars[3], is_instance=False)
+    objects = (*(SceneObject("car", box) for box in cars[:2]), *unclear)
     scene = Scene(400, 400, objects, exhaustive=frozenset({"car"}))
     found = [(0.9, [0, 0, 0.25, 0.25], [0.1, 0.1]), (0.8, [0, 0, 0.2, 0.2], [0.12, 0.12])]
     found += [(0.7, [0.4, 0.1, 0.6, 0.3], [0.5, 0.2]), (0.6, [0.75, 0, 1, 0.25], [0.9, 0.1])]
+    found += [(0.5, [0, 0.75, 0.1, 1], [0.05, 0.9])]
 
     model = SimpleNamespace(locate=lambda encoded, label, threshold: [found])
     pipe = SimpleNamespace(located={"bus": 0.3, "car": 0.3}, encode=lambda image: None, model=model)
