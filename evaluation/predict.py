@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from ..data.scene import SYNTHETIC, Scene, scene_of
+from ..data.scene import SYNTHETIC, Scene, classes_of, scene_of
 from ..data.truth import NONE
 from ..images_traffic_vlm import to_rgb
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
@@ -103,7 +103,8 @@ def largest_sides(scene: Scene | None) -> dict[str, float]:
     for item in scene.objects:
         left, top, right, bottom = item.box
         side = min((right - left) / scene.width, (bottom - top) / scene.height)
-        sides[item.category] = max(side, sides.get(item.category, 0.0))
+        for category in classes_of(item.category):
+            sides[category] = max(side, sides.get(category, 0.0))
     return sides
 
 
