@@ -42,8 +42,8 @@ from .formats.drafting import draft_mapping
 from .formats.mapping import load_mapping
 from .formats.reading import Folder, parse_text, reason_of, split_lines
 from .formats.scene_labels import read_scene_labels, with_scene_labels
-from .formats.split import find_by_name, index_files, plain_name
-from .formats.vehicle_colors import read_vehicle_colors, with_vehicle_color
+from .formats.split import find_by_name, index_files, plain_name, read_json_lines
+from .formats.vehicle_colors import parse_vehicle_color, with_vehicle_color
 from .near_duplicates import difference_hash, near_duplicate_groups
 from .questions import Balancer, ask, has_question, rebalance
 from .scene import SYNTHETIC, Scene, parse_scene
@@ -223,7 +223,7 @@ def add_scene_labels(records: Sequence[Record], folder: Path, scene_labels: Path
 def add_vehicle_colors(records: Sequence[Record], folder: Path, path: Path, problems: Problems) -> list[Record]:
     """Add the colors of vehicles to the records of a source; labels without an image or a box are problems."""
     found = {_name_with_folder(record, folder): record for record in records}
-    for where, label in read_vehicle_colors(path, problems):
+    for where, label in read_json_lines(path, parse_vehicle_color, problems, "bad vehicle color"):
         if record := found.get(label.image):
             try:
                 found[label.image] = replace(record, scene=with_vehicle_color(record.scene, label))
@@ -453,8 +453,8 @@ def _read_own(folder: Path, source: str, split: str | None, prefer: str | None) 
     names = [name for name in files.files(folder) if Path(name).name in ("metadata.jsonl", "metadata.csv")]
     if not names:
         raise DataError(f"{folder}: has neither data/SPLIT-00000.parquet nor a metadata.jsonl: see docs/data.md")
-    parts = [Path(name).parts[0] for name in names]
-    if not all(part.lower() in SPLITS for part in parts):
+    parts = [Path(name).parts[0].lower() for name in names]
+    if not all(part in SPLITS for part in parts):
         parts = ["train"] * len(names)
     chosen = _choose_split(folder, dict.fromkeys(parts), split, prefer)
     names = [name for name, part in zip(names, parts) if part == chosen]
@@ -463,8 +463,8 @@ def _read_own(folder: Path, source: str, split: str | None, prefer: str | None) 
         images = index_files(select_files(files.files(path.parent))[0])
         seen.update(path.parent / name for names_of in images.values() for name in names_of)
         for where, row in _read_metadata(path, files.read(path, parse_text)):
-            if "file_name" not in row:
-                raise DataError(f"{where}: has no file_name, only {', '.join(map(str, row)) or 'nothing'}")
+            if not isinstance(row, dict) or "file_name" not in row:
+                raise DataError(f"{where}: has no file_name: {row!r:.80}")
             written = str(row["file_name"])
             _check_questions(f"{where} ({written})", row)
             found = [path.parent / name for name in find_by_name(images, written)]

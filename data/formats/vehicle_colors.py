@@ -5,14 +5,12 @@
 The box is in fractions of the image. "gray" includes silver. A vehicle of several colors is "mixed": it has no color.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ...locating_traffic_vlm import overlap
 from ..scene import Scene
-from .split import Problems, plain_name, read_json_lines
+from .split import plain_name
 
 
 MIXED = "mixed"
@@ -29,12 +27,8 @@ class VehicleColor:
     color: str  # of ATTRIBUTES, or MIXED
 
 
-def read_vehicle_colors(path: Path, problems: Problems) -> Iterator[tuple[str, VehicleColor]]:
-    """Yield (file:line, label) for each line of a file. Invalid lines are `problems`."""
-    yield from read_json_lines(path, _parse_color, problems, "bad vehicle color")
-
-
-def _parse_color(entry: dict[str, Any]) -> VehicleColor:
+def parse_vehicle_color(entry: dict[str, Any]) -> VehicleColor:
+    """The label of one line. Raises a KeyError, TypeError or ValueError if the line is wrong."""
     left, top, width, height = map(float, entry["box"])
     box = (left, top, left + width, top + height)
     return VehicleColor(plain_name(str(entry["image"])), entry["class"], box, entry["color"])
