@@ -168,14 +168,7 @@ class Scene:
         return replace(self, objects=objects, scene_attributes=scene_attributes).without("value")
 
     def cropped(self, left: int, top: int, right: int, bottom: int) -> "Scene":
-        """The part of the scene inside a window in whole pixels, with its boxes, areas, visibility and patches.
-
-        Raises:
-            ValueError: the window is empty or leaves the image.
-        """
-        if not (0 <= left < right <= self.width and 0 <= top < bottom <= self.height):
-            window, size = (left, top, right, bottom), f"{self.width} × {self.height}"
-            raise ValueError(f"the window {window} is empty or leaves the image of {size}")
+        """The part of the scene inside a window in whole pixels, with its boxes, areas, visibility and patches."""
         parts = (_crop_object(item, self, (left, top, right, bottom)) for item in self.objects)
         objects = tuple(part for part in parts if part is not None)
         presence, counts = self.presence, self.counts
@@ -244,7 +237,8 @@ def _crop_object(item: SceneObject, scene: Scene, window: tuple[int, int, int, i
         return None
     area = item.area
     if item.coverage is not None:
-        coverage = _crop_coverage(item.coverage, scene, window)
+        part = [side / whole for side, whole in zip(window, (scene.width, scene.height) * 2)]
+        coverage = mask_patches(item.coverage, (GRID, GRID), part)
         patch_size = (window[2] - window[0]) * (window[3] - window[1]) / len(coverage) / len(coverage[0])
         area = sum(map(sum, coverage)) * patch_size
         return replace(item, box=box, area=area, coverage=coverage) if area > 0 else None
@@ -259,19 +253,19 @@ def _crop_object(item: SceneObject, scene: Scene, window: tuple[int, int, int, i
     return replace(item, attributes=attributes, is_largest=False)
 
 
-def _crop_coverage(coverage: Coverage, scene: Scene, window: tuple[int, int, int, int]) -> Coverage:
-    """Coverage of the window by patches, in a grid of the same size as the image's."""
-    rows = resampling(window[1] / scene.height, window[3] / scene.height, len(coverage), len(coverage))
-    columns = resampling(window[0] / scene.width, window[2] / scene.width, len(coverage[0]), len(coverage[0]))
-    return tuple(map(tuple, (rows @ np.array(coverage) @ columns.T).round(4).tolist()))
+def mask_patches(mask: Any, grid: tuple[int, int], window: Sequence[float] = (0.0, 0.0, 1.0, 1.0)) -> Coverage:
+    """Fraction [rows,columns] of each patch of a window that a mask fills.
 
-
-def resampling(low: float, high: float, count: int, old: int = GRID) -> np.ndarray:
-    """Resampling matrix [count,old]: `old` equal bins on [0, 1] → `count` equal bins on [low, high].
-
-    `resampling(top, bottom, rows, len(mask)) @ mask @ resampling(left, right, columns, len(mask[0])).T` is the mask
-    [rows,columns] of a window of the image.
+    Args:
+        grid: (rows, columns). window: (left, top, right, bottom) as fractions of the mask.
     """
+    mask, (left, top, right, bottom) = np.asarray(mask), window
+    rows, columns = resampling(top, bottom, grid[0], len(mask)), resampling(left, right, grid[1], len(mask[0]))
+    return tuple(map(tuple, (rows @ mask @ columns.T).round(4).tolist()))
+
+
+def resampling(low: float, high: float, count: int, old: int) -> np.ndarray:
+    """Resampling matrix [count,old]: `old` equal bins on [0, 1] → `count` equal bins on [low, high]."""
     edges, starts = low + (high - low) * np.arange(count + 1) / count, np.arange(old) / old
     overlap = np.minimum(edges[1:, None], starts + 1 / old) - np.maximum(edges[:-1, None], starts)
     return overlap.clip(0) * count / (high - low)

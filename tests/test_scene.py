@@ -97,7 +97,6 @@ def test_patches_of_a_window_are_the_coverage_of_its_mask(corner, size):
         (lambda: Scene(0, 10), "0 × 10"),
         (lambda: Scene(10, 10, (SceneObject("car", (0, 0, 11, 5)),)), r"\(0, 0, 11, 5\) .* leaves its image"),
         (lambda: Scene(10, 10, scene_attributes={"weather": "hot"}), "weather='hot' is unknown; expected one of"),
-        (lambda: EXAMPLE.cropped(0, 0, 300, 10), "300.* leaves the image of 280 × 140"),
     ],
 )
 def test_invalid_fields_are_refused(make, named):

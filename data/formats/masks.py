@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ..scene import GRID, SceneObject
+from ..scene import GRID, SceneObject, mask_patches
 from .mapping import ClassMapping, normalize
 from .reading import Unusable
 from .scene_builder import SceneBuilder
@@ -57,20 +57,11 @@ def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[str, str]]) -> 
         rows, columns = np.flatnonzero(filled.any(1)), np.flatnonzero(filled.any(0))
         box = float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
         visible = 0.0 if area < presence["present"] * scale else 1.0
-        coverage = tuple(map(tuple, mask_coverage(filled).round(4).tolist()))
+        coverage = mask_patches(filled, (GRID, GRID))
         item = SceneObject(
             mapping.category, box, float(area), visible, mapping.attributes, coverage, is_instance=False
         )
         scene.objects.append(item)
-
-
-def mask_coverage(filled: np.ndarray) -> np.ndarray:
-    """Fraction [14,14] of each patch that a boolean mask [H,W] fills. A pixel counts for one patch only."""
-    height, width = filled.shape
-    patch = (np.arange(height) * GRID // height)[:, None] * GRID + np.arange(width) * GRID // width  # [H,W]
-    sizes = np.bincount(patch.ravel(), minlength=GRID**2)
-    covered = np.bincount(patch[filled], minlength=GRID**2)
-    return (covered / np.maximum(sizes, 1)).reshape(GRID, GRID)
 
 
 def _read(scene: SceneBuilder, path: Path) -> np.ndarray:

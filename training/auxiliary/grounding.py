@@ -14,7 +14,7 @@ import torch
 
 from ...configuration_traffic_vlm import token_grid
 from ...data.questions import Question
-from ...data.scene import Scene, class_words, is_a, resampling
+from ...data.scene import Scene, class_words, is_a, mask_patches
 from ...data.truth import MIN_VISIBLE, Box
 from ..collator import Prepared
 
@@ -48,9 +48,7 @@ def object_patches(scene: Scene, grid: tuple[int, int]) -> np.ndarray:
     covered = box_patches([item.box for item in scene.objects], scene, grid)
     for index, item in enumerate(scene.objects):
         if item.coverage is not None:
-            mask = np.asarray(item.coverage)
-            rows, columns = resampling(0, 1, grid[0], len(mask)), resampling(0, 1, grid[1], len(mask[0]))
-            covered[index] = rows @ mask @ columns.T
+            covered[index] = mask_patches(item.coverage, grid)
     return covered
 
 
@@ -81,7 +79,7 @@ def targets(
         words: [K,2], row and column of each word. patches: bool [K,P], those of its objects.
     """
     grid = token_grid(vision_config, *batch["pixel_values"].shape[-2:])
-    words, patches = [], []
+    words, patches, tokenizer = [], [], processor.tokenizer
     for item in images:
         if item.truth is None:
             continue
@@ -90,7 +88,7 @@ def targets(
             named = named_patches(question, item.truth.scene, covered)
             if not named.any():
                 continue
-            nouns = processor.tokenizer.convert_tokens_to_ids(list(class_words(question.category)))
+            nouns = {*tokenizer.convert_tokens_to_ids(list(class_words(question.category)))} - {tokenizer.unk_token_id}
             column = next((i for i in range(start, end + 1) if int(batch["input_ids"][row, i]) in nouns), None)
             if column is not None:
                 words.append((row, column))
