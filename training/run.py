@@ -72,9 +72,10 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
     trainer = TrafficTrainer(model, arguments, collator, drawing, eval_rows, processor, options=options)
     trainer.add_callback(StartEpoch(drawing))
     checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
+    arguments.resume_from_checkpoint = str(checkpoint) if checkpoint else None
     if checkpoint and arguments.should_log:
         print(f"resuming from {checkpoint}")
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
     trainer.check_weights()
     trainer.average.swap()
 
@@ -83,7 +84,7 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
             save_model(trainer, options, note, own)
         else:
             save_tower(trainer)
-        if push and has_questions:
+        if push:
             token, private = arguments.hub_token, arguments.hub_private_repo
             publish(folder, arguments.hub_model_id or folder.name, token=token, private=private)
     trainer.accelerator.wait_for_everyone()  # a process that ends first would abort the others
@@ -99,6 +100,8 @@ def check_arguments(arguments: TrainingArguments, options: TrainOptions) -> None
     base, folder = options.model_name_or_path, arguments.output_dir
     if base and Path(base).resolve() == Path(folder).resolve():
         raise ValueError(f"--output_dir {folder} has the weights to start from: choose another folder")
+    if arguments.push_to_hub and not options.questions_per_image:
+        raise ValueError("--push_to_hub: a tower alone (--questions_per_image 0) answers no questions")
     if options.eval_dataset and arguments.eval_strategy == "no":
         raise ValueError(f"--eval_strategy no evaluates nothing: leave out --eval_dataset {options.eval_dataset}")
 

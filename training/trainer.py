@@ -60,7 +60,7 @@ class AverageWeights(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Continue the average of the checkpoint that training resumes from."""
-        path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / AVERAGE_FILE
+        path = Path(args.resume_from_checkpoint or "") / AVERAGE_FILE
         if path.is_file():
             self.values = load_file(path, str(next(iter(self.weights.values())).device))
 
