@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
-from tiny import close, count_calls, pack, random_ids, random_pixels, tiny_model, tiny_text_config
+from tiny import LATENT, close, count_calls, pack, random_ids, random_pixels, tiny_model, tiny_text_config
 from traffic_vlm.cache_traffic_vlm import CACHE_NAME, TrafficVLMCache
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM
 
@@ -76,16 +76,17 @@ def test_prompt_lookup_and_assisted_decoding_equal_greedy(model, expected):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("text", "options"),
     [
-        {"num_beams": 3, "num_return_sequences": 2},
-        {"num_beams": 2, "cache_implementation": "static"},
-        {"num_beams": 2, "use_cache": False},
+        ({}, {"num_beams": 3, "num_return_sequences": 2}),
+        ({}, {"num_beams": 2, "cache_implementation": "static"}),
+        ({}, {"num_beams": 2, "use_cache": False}),
+        (LATENT, {"num_beams": 3}),
     ],
     ids=str,
 )
-def test_beams_read_the_right_image(model, options):
-    ids, index = random_ids(3, 6), torch.tensor([1, 0, 1])
+def test_beams_read_the_right_image(text, options):
+    model, ids, index = tiny_model(text=text), random_ids(3, 6), torch.tensor([1, 0, 1])
     together = model.generate(ids, pixel_values=PIXELS, image_index=index, **NO_END, **options)
     separate = zip(ids.split(1), PIXELS[index].split(1))
     alone = [model.generate(row, pixel_values=image, **NO_END, **options) for row, image in separate]

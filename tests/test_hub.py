@@ -73,7 +73,6 @@ def test_a_license_is_not_guessed_and_a_hand_written_card_is_kept(tmp_path):
 @pytest.mark.parametrize(
     ("name", "old", "new", "message"),
     [
-        ("README.md", None, "", "README.md: there is no model card with a license"),
         ("README.md", CARD, "# Mine", "README.md: there is no model card with a license"),
         pytest.param(
             *("config.json", '"num_hidden_layers": 2', '"num_hidden_layers": 3'),
@@ -83,10 +82,7 @@ def test_a_license_is_not_guessed_and_a_hand_written_card_is_kept(tmp_path):
     ],
 )
 def test_an_incomplete_or_invalid_folder_is_not_uploaded(name, old, new, message, folder, hub):
-    if old is None:
-        (folder / name).unlink()
-    else:
-        (folder / name).write_text((folder / name).read_text().replace(old, new))
+    (folder / name).write_text((folder / name).read_text().replace(old, new))
     with pytest.raises(ValueError, match=f"(?s){message}"):
         publish(folder, "me/model")
     assert not hub.mock_calls

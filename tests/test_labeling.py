@@ -5,11 +5,9 @@ import os
 import re
 import tarfile
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from tiny import count_calls, locating_model, save_folder, tiny_model
+from tiny import close_to, count_calls, locating_model, png, save_folder, tiny_model
 
 
 pa = pytest.importorskip("pyarrow")
@@ -40,14 +38,7 @@ def model(tmp_path_factory):
     return str(save_folder(tiny_model(), tmp_path_factory.mktemp("model")))
 
 
-def encoded_image(seed: int) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (30, 40, 3), dtype=np.uint8)
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "png")
-    return stream.getvalue()
-
-
-CONTENTS = {f"{index}.png": encoded_image(index) for index in range(5)}
+CONTENTS = {f"{index}.png": png(index) for index in range(5)}
 OTHERS = {"1.json": b"{}", "._1.png": b"", "words.txt": b""}  # no images
 
 
@@ -86,7 +77,7 @@ def label_files(paths, output_dir, model, ask=QUESTIONS[:1], **options) -> None:
 def rows_of(folder) -> list[dict]:
     """The rows of all label files in order, with numbers that may differ as they do in other passes."""
     rows = sorted(pq.read_table(folder).to_pylist(), key=lambda row: (row["key"], row["question"]))
-    return [{k: pytest.approx(v, abs=1e-4) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
+    return list(map(close_to, rows))
 
 
 # What is written
@@ -110,7 +101,7 @@ def test_labels_are_the_items_of_the_pipeline_and_datasets_and_pandas_read_them(
 
 def test_objects_and_captions_are_those_of_the_pipeline_and_each_image_is_encoded_once(tmp_path):
     model = str(save_folder(locating_model(), tmp_path / "model"))
-    contents = {"a.png": encoded_image(0), "b.png": b"text", "c.png": encoded_image(1)}
+    contents = {"a.png": png(0), "b.png": b"text", "c.png": png(1)}
     paths = sorted(write_images(tmp_path / "in", contents).iterdir())
     asked = label_options(tmp_path / "out", model, QUESTIONS, locate=["car"], describe=True)
     labeler = Labeler(asked, "image")
@@ -129,14 +120,14 @@ def test_objects_and_captions_are_those_of_the_pipeline_and_each_image_is_encode
 
 
 def test_bad_images_have_a_problem_and_the_others_are_labeled(model, tmp_path):
-    contents = {"cut.png": encoded_image(1)[:500], "empty.png": b"", "good.png": encoded_image(0), "text.png": b"text"}
+    contents = {"cut.png": png(1)[:500], "empty.png": b"", "good.png": png(0), "text.png": b"text"}
     label_files(sorted(write_images(tmp_path / "in", contents).iterdir()), tmp_path / "out", model, QUESTIONS)
     rows = rows_of(tmp_path / "out")
     assert [os.path.basename(row["key"]) for row in rows[::2]] == [*contents]
     for row in rows:
         name = os.path.basename(row["key"])
         assert row["problem"] is None if name == "good.png" else name in row["problem"]
-    block = pa.table({"image": [encoded_image(0), None], "path": ["a.parquet"] * 2})
+    block = pa.table({"image": [png(0), None], "path": ["a.parquet"] * 2})
     labels = Labeler(label_options(tmp_path / "none", model), "parquet")(block)
     assert labels["problem"].to_pylist() == [None, "this row has no image"]
     assert [key.rsplit("/", 1)[-1] for key in labels["key"].to_pylist()] == ["a.parquet#0", "a.parquet#1"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tiny import LATENT, random_ids, random_pixels, tiny_decoder, tiny_model
+from tiny import LATENT, random_ids, tiny_decoder
 from traffic_vlm.attention_traffic_vlm import TrafficVLMHeadLinear
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMTextModel
@@ -27,15 +27,6 @@ def test_the_cache_of_one_image_and_50_tokens_has_the_documented_size(fields, te
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for pair in pairs for t in pair}
     storages.pop(0, None)  # of tensors of width 0
     assert sum(storages.values()) == 4 * 4 * (50 * text + 256 * image)  # layers, bytes of a number
-
-
-@torch.no_grad()
-def test_beams_reorder_latents():
-    model, ids, pixels = tiny_model(text=LATENT), random_ids(2, 4), random_pixels(2)
-    options = {"num_beams": 3, "max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
-    together = model.generate(ids, pixel_values=pixels, **options)
-    alone = [model.generate(ids[i, None], pixel_values=pixels[i, None], **options) for i in range(2)]
-    assert torch.equal(together, torch.cat(alone))
 
 
 def test_matrices_of_heads_are_initialized():

@@ -74,16 +74,6 @@ def scenes(draw, labeled=None):
     return Scene(width, height, tuple(objects), scene_attributes, exhaustive, ATTRIBUTED)
 
 
-def placed(*objects: tuple, **fields) -> Scene:
-    """A scene of 600 × 400 with objects of 60 × 60 pixels, given as (category, left, bottom, attributes)."""
-    made = tuple(
-        SceneObject(category, (left, bottom - 60, left + 60, bottom), attributes=attributes)
-        for category, left, bottom, attributes in objects
-    )
-    fields = {"exhaustive": EXHAUSTIVE, "attributed": ATTRIBUTED, "scene_attributes": {"view": "driver"}} | fields
-    return Scene(600, 400, made, **fields)
-
-
 def answers(scene: Scene) -> dict[str, str]:
     return {question.question_id: question.answer for question in enumerate_questions(GroundTruth(scene))}
 
@@ -416,14 +406,16 @@ def random_scene(rng: random.Random, base_rate=0.5) -> Scene:
     for category in ("car", "bus", "truck", "pedestrian", "traffic light", "speed limit sign"):
         while rng.random() < base_rate and len(objects) < 12:
             left = rng.uniform(0, 60) if rng.random() < base_rate else rng.uniform(0, 540)
-            objects.append((category, left, rng.uniform(60, 400), attributes_of(category, choose)))
+            bottom = rng.uniform(60, 400)
+            box = (left, bottom - 60, left + 60, bottom)
+            objects.append(SceneObject(category, box, attributes=attributes_of(category, choose)))
             if rng.random() < 0.7:
                 break
     scene_attributes = {
         name: values[0] if rng.random() < base_rate else rng.choice(values)
         for name, values in SCENE_ATTRIBUTES.items()
     }
-    return placed(*objects, scene_attributes=scene_attributes)
+    return Scene(600, 400, tuple(objects), scene_attributes, EXHAUSTIVE, ATTRIBUTED)
 
 
 @given(scenes(), st.sampled_from([0, 1, 16, 500]), st.randoms(use_true_random=False))

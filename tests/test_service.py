@@ -4,11 +4,10 @@ import base64
 import io
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 from PIL import Image
 
-from tiny import any_size_model, count_calls, locating_model, save_folder, tiny_model
+from tiny import any_size_model, close_to, count_calls, locating_model, png, save_folder, tiny_model
 
 
 for name in ("cachetools", "fastapi", "httpx"):
@@ -41,13 +40,6 @@ def client(start):
         yield client
 
 
-def png(seed: int = 0, size=(64, 48)) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "png")
-    return stream.getvalue()
-
-
 def base64_of(image: bytes) -> str:
     return base64.b64encode(image).decode()
 
@@ -59,11 +51,6 @@ def picture(seed: int = 0) -> Image.Image:
 def ask(client, image: bytes | None = None, questions=QUESTIONS, **options):
     files = {"image": ("a.png", png() if image is None else image)}
     return client.post("/v1/answer", files=files, data={"questions": questions}, **options)
-
-
-def close_to(item: dict) -> dict:
-    """An item whose numbers may differ as they do in other passes."""
-    return {name: pytest.approx(value, abs=1e-4) if type(value) is float else value for name, value in item.items()}
 
 
 def count_images(client) -> list[int]:

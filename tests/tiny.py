@@ -1,6 +1,7 @@
 """Small seeded models, of the structure of the full model at a thousandth of its size, and helpers of the tests."""
 
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -12,8 +13,10 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from traffic_vlm.common.files import ROOT
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
@@ -156,26 +159,28 @@ def start_process(script: str, *arguments: object, **options) -> subprocess.Pope
     return subprocess.Popen(command, env=environment, **{"stdout": pipe, "stderr": pipe, "text": True} | options)
 
 
-def new_process(program: str, folder: Path, *arguments: object, status: int = 0, **options) -> str:
-    """Run a script of the repository, or code without this package, in a new process in a folder.
+def new_process(program: str, folder: Path) -> str:
+    """What code prints in a new process in a folder, without this package and with an empty cache of remote code."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    kept |= {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": f"{folder}/modules", "HF_HOME": f"{folder}/home"}
+    hide = "import sys; sys.modules['traffic_vlm'] = None\nimport torch; torch.set_num_threads(1)\n"
+    command = [sys.executable, "-c", hide + textwrap.dedent(program)]
+    run = subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, timeout=300)
+    assert not run.returncode, run.stderr[-4000:]
+    return run.stdout
 
-    Code has an empty cache of remote code.
 
-    Returns:
-        what it printed to standard output, or if `status`, its expected exit status, is 2 or more, to standard error.
-    """
-    if program.endswith(".py"):
-        run = start_process(program, *arguments, cwd=folder, **options)
-    else:
-        hidden = ("PYTHONPATH", "PYTHONSAFEPATH")
-        environment = {name: value for name, value in os.environ.items() if name not in hidden}
-        environment |= {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": f"{folder}/modules", "HF_HOME": f"{folder}/home"}
-        hide = "import sys; sys.modules['traffic_vlm'] = None\nimport torch; torch.set_num_threads(1)\n"
-        command = [sys.executable, "-c", hide + textwrap.dedent(program)]
-        run = subprocess.Popen(command, cwd=folder, env=environment, stdout=-1, stderr=-1, text=True)
-    output, errors = run.communicate(timeout=300)
-    assert run.returncode == status, errors[-4000:]
-    return errors if status >= 2 else output
+def png(seed: int = 0, size=(64, 48)) -> bytes:
+    """A PNG file of random pixels; `size` is (width, height)."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "png")
+    return stream.getvalue()
+
+
+def close_to(item: dict) -> dict:
+    """An item whose numbers may differ as they do in other passes."""
+    return {name: pytest.approx(value, abs=1e-4) if type(value) is float else value for name, value in item.items()}
 
 
 def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
