@@ -14,7 +14,7 @@ COLUMNS = ["label", "half", "score", "is_right", "side", "iou"]
 
 
 def test_points_are_matched_with_boxes_once():
-    """Two points in one box, one beside all boxes, on a hidden car and on a group of cars, and a car without a point."""
+    """Two points in one box, one beside all boxes, on a hidden car, on a group of cars, and a car without a point."""
     cars = [(0, 0, 100, 100), (200, 200, 300, 300), (300, 0, 400, 100), (0, 300, 100, 400)]
     unclear = SceneObject("car", cars[2], visible=0.1), SceneObject("car", cars[3], is_instance=False)
     objects = (*(SceneObject("car", box) for box in cars[:2]), *unclear)
