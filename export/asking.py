@@ -34,7 +34,8 @@ class Asking:
         return self.rules.read(text, self._prompt, *options)
 
     def _prompt(self, text: str) -> Prompt:
-        ids, tokens, words = map(list, zip(*json.loads(self.tokenize(text)))) if text else ([], [], [])
+        found = json.loads(self.tokenize(text)) if text else []  # "^" has no token either
+        ids, tokens, words = ([one[i] for one in found] for i in range(3))
         unknown = as_typed(text, [word for token, word in zip(tokens, words) if token == UNKNOWN_TOKEN])
         typed = [next(unknown) if token == UNKNOWN_TOKEN else word for token, word in zip(tokens, words)]
         return Prompt([self.about["start"], *ids, self.vocabulary["?"]], ["[SOS]", *tokens, "?"], typed)

@@ -24,7 +24,7 @@ from ..attention_traffic_vlm import rotary_embedding
 from ..cache_traffic_vlm import CACHE_NAME, KeyValues
 from ..common.files import new_folder
 from ..common.loading import load_weights, set_image_size
-from ..configuration_traffic_vlm import height_and_width
+from ..configuration_traffic_vlm import height_and_width, token_grid
 from ..processing_traffic_vlm import TrafficVLMProcessor
 
 
@@ -125,7 +125,10 @@ class DecodeGraph(DecoderGraph):
         is_pad = torch.arange(logits.shape[-1]) == self.config.get_text_config().pad_token_id
         log_probs = logits.masked_fill(is_pad, -torch.inf).log_softmax(-1)
         keys, values = map(torch.stack, zip(*cache.after))
-        return self.yes_probability(logits), log_probs, keys, values, torch.stack(maps).mean(0)
+        vision = self.config.vision_config
+        rows, columns = token_grid(vision, *height_and_width(vision.image_size))
+        patches = torch.stack(maps).mean(0)[..., -rows * columns :]  # without tokens of objects
+        return self.yes_probability(logits), log_probs, keys, values, patches
 
 
 class Graph(NamedTuple):

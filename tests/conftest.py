@@ -77,7 +77,7 @@ def exported(tmp_path_factory):
     with FileLock(base / "export.lock"):
         if not graphs.exists():
             torch.manual_seed(0)
-            vision = {"model_type": "traffic_vlm_vision"} | TINY_TOWER
+            vision = {"model_type": "traffic_vlm_vision", "located": {"bus": 0.0, "car": 0.0}} | TINY_TOWER
             model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(vision, TINY_TEXT, yes_no_temperature=1.7))
             folder.mkdir(exist_ok=True)
             export(save_folder(model.eval(), folder), graphs)

@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import shutil
 import threading
 from functools import partial
@@ -23,6 +24,7 @@ for name in ("onnx", "onnxscript"):
     pytest.importorskip(name)
 
 from traffic_vlm.common.answers import answer_notes, answer_text, map_strength  # noqa: E402
+from traffic_vlm.export.asking import Asking  # noqa: E402
 from traffic_vlm.export.onnx import export_settings, load, make_graphs  # noqa: E402
 from traffic_vlm.export.web import export_page, fetch_libraries, page_data, pixels_graph  # noqa: E402
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline  # noqa: E402
@@ -59,6 +61,23 @@ def test_images_are_resized_as_pillow_does(model, processor, size):
     resized = np.asarray(image.resize((256, 256), Image.Resampling.BICUBIC), np.float32) / 255
     expected = (resized - np.float32(about["mean"])) / np.float32(about["std"])
     np.testing.assert_allclose(found[0], expected.transpose(2, 0, 1), atol=1.01 / 255 / 0.5)
+
+
+def test_the_page_reads_fields_that_python_has(model, processor):
+    """Also where no browser can try it."""
+    code = "".join((ROOT / "web" / name).read_text("utf-8") for name in ("traffic_vlm.js", "page.js"))
+    page = page_data(model, processor)
+    question = Asking(json.dumps(page), lambda text: "[]", "{}").read("?")
+    known = {r"\bquestion": [*dir(question), "destroy"], r"this\.asking": dir(Asking), r"this\.about": page["model"]}
+    for name, fields in (known | {r"(?:this|model)\.page": [*page, "files"]}).items():
+        read = set(re.findall(rf"{name}\.(\w+)", code))
+        assert read and read <= {*fields}, name
+
+
+@pytest.mark.parametrize("text", ["^", "|", "\u200b", ""])
+def test_a_text_without_a_token_is_a_problem(model, processor, text):
+    asking = Asking(json.dumps(page_data(model, processor)), lambda text: "[]", '{"?": 6}')
+    assert "has no word" in asking.read(text).problem
 
 
 class Handler(SimpleHTTPRequestHandler):

@@ -15,7 +15,7 @@ let picture; // {image: encoded, milliseconds, shown: bitmap}
 let turn = 0; // number of pictures chosen so far: answers about earlier ones are dropped
 let times = []; // of the answers about this picture, in milliseconds
 let work = Promise.resolve(); // the model does one thing at a time
-const next = (job) => (work = work.then(job));
+const next = (job) => (work = work.catch(() => {}).then(job)); // also after one that failed
 let questions = [
   "Is there a car?",
   "Is there a pedestrian?",

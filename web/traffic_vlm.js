@@ -93,7 +93,7 @@ export class TrafficVLM {
       if (question.problem) return JSON.parse(this.asking.in_words(question, "", 0));
       const ids = question.input_ids.toJs();
       const first = await this.#step(image, ids);
-      const json = question.form.is_yes_no
+      const json = question.is_yes_no
         ? this.asking.yes_or_no(question, first.p_yes.data[0])
         : this.asking.in_words(question, ...(await this.#generate(image, question, ids.length, first)));
       return { ...JSON.parse(json), words: this.#words(question, first.maps) };
