@@ -151,9 +151,10 @@ _OPPOSITES = [
         rf"|do(?:es)? (?:the|this) \w+ (?:show|have|contain)) ){_NO}",
         r"\1any",
     ),
-    # "Dry" was hardly taught: it is asked as not wet.
+    # "Dry" was hardly taught: it is asked as not wet. "Is there a car on the dry road" asks for something else.
     (
-        r"^(?!.*\b(?:wet|snow\w*|icy)\b)(?=.*\b(?:roads?|streets?|pavement|asphalt|ground|surface|it)\b)(.*)\bdry\b",
+        r"^(?!.*\b(?:wet|snow\w*|icy)\b|.*\bthere (?!(?:an? |any )?dry\b))"
+        r"(?=.*\b(?:roads?|streets?|pavement|asphalt|ground|surface|it)\b)(.*)(?<!\bthe )\bdry\b",
         r"\1wet",
     ),
 ]
