@@ -99,13 +99,12 @@ class Fast:
 
     Attributes:
         users: number of entries that have not been left.
-        is_kept: passes stay fast when the last user leaves; then each pass with a new image enters.
         version: checksum of the weights without those of a head.
         graphs: CUDA graphs of a model that answers questions; None on a CPU.
     """
 
     def __init__(self, model: Any):
-        self.model, self.users, self.is_kept = model, 0, False
+        self.model, self.users = model, 0
         self.lock = threading.RLock()
         self.forwards: list[FastForward] = []
         self.graphs: Graphs | None = None
@@ -122,14 +121,8 @@ class Fast:
     def __exit__(self, *error: Any) -> None:
         with self.lock:
             self.users -= 1
-            if not (self.users or self.is_kept):
+            if not self.users:
                 self.uninstall()
-
-    def keep(self, is_kept: bool) -> None:
-        """Keep passes fast when no context is open, or no longer."""
-        self.is_kept = is_kept
-        with self:  # entering installs, leaving uninstalls unless kept
-            pass
 
     def install(self) -> None:
         """Make passes fast, with packed weights and graphs of the current weights."""
@@ -164,7 +157,7 @@ class FastForward:
         self.run: Pass | None = None
 
     def __reduce__(self) -> Any:
-        raise TypeError("packed weights cannot be copied: copy a model before fuse_for_inference() or after train()")
+        raise TypeError("packed weights cannot be copied: copy a model outside of fast_context()")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         module = self.module

@@ -181,30 +181,11 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
     def weights_version(self) -> str:
         """Checksum of the weights without those of a head; see `fingerprint`."""
         fast = self.base_model.fast  # once, as another thread may leave the context
-        if fast is None:
-            return fingerprint(self.base_model)[1]
-        with fast:
-            return fast.version
+        return fingerprint(self.base_model)[1] if fast is None else fast.version
 
     def fast_context(self) -> Fast:
         """A context in which passes of this model without gradients are faster; see `Fast`."""
         return Fast(self)
-
-    def fuse_for_inference(self) -> "TrafficVLMPreTrainedModel":
-        """The model, whose passes without gradients are faster until `train()`: as in `fast_context`, never left.
-
-        Changed weights are noticed in the next pass with a new image. On a CUDA GPU, images and questions become CUDA
-        graphs, in which hooks do not run. A graph is recorded when its shape comes for the first time.
-        """
-        (self.base_model.fast or self.fast_context()).keep(True)
-        return self
-
-    def train(self, mode: bool = True) -> "TrafficVLMPreTrainedModel":
-        """As in torch; training mode undoes `fuse_for_inference`."""
-        fast = self.fast  # once, as another thread may leave the context
-        if mode and fast is not None:
-            fast.keep(False)
-        return super().train(mode)
 
     def choose_images(
         self: Any,
@@ -424,13 +405,9 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         """Encoded images of pixels [I,3,H,W], with gradients."""
         check_pixels(pixel_values, self.pixel_shape, self.any_size)
         height, width = pixel_values.shape[2:]
-        images, fast = None, self.fast
-        if fast is not None and not is_torchdynamo_compiling():
-            with fast:  # notices changed weights
-                if fast.graphs is not None and fast.graphs.is_usable():
-                    images = fast.graphs.encode(pixel_values)
-        if images is None:
-            images = self.look(pixel_values)
+        graphs = getattr(self.fast, "graphs", None)
+        is_recorded = graphs is not None and graphs.is_usable()
+        images = graphs.encode(pixel_values) if is_recorded else self.look(pixel_values)
         return replace(images, image_size=(height, width))
 
     @can_return_tuple

@@ -128,7 +128,6 @@ def main() -> None:
     config, processor = (kind.from_pretrained(options.model) for kind in (TrafficVLMConfig, TrafficVLMProcessor))
     place = (options.device, getattr(torch, options.dtype))
     model = TrafficVLMForConditionalGeneration(config).eval().to(*place)
-    model.fuse_for_inference()  # as the pipeline has it
     peers = {size: make_peer(size).to(*place) for size in options.image_size or [config.vision_config.image_size]}
     cpu = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
     machine = torch.cuda.get_device_name() if options.device == "cuda" else cpu
@@ -136,7 +135,8 @@ def main() -> None:
     counts = ", ".join(f"{name} {one.num_parameters() / 1e6:.1f} M" for name, one in models.items())
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     print(f"{machine}, {versions}, {options.dtype}. {counts}.", flush=True)
-    print(table("", measure(options, model, peers, processor)))
+    with model.fast_context():  # as in the pipeline
+        print(table("", measure(options, model, peers, processor)))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ def test_outputs_change_by_rounding_only(model, dtype):
     if not is_supported(model.lm_head.weight):
         pytest.skip("this CPU has no bfloat16 instructions")
     own = logits(model)
-    fused = logits(model.fuse_for_inference())
+    with model.fast_context():
+        fused = logits(model)
     assert not torch.equal(fused, own)  # other products
     assert (fused - exact).abs().mean() < 1.5 * (own - exact).abs().mean()
 
@@ -118,29 +119,26 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @torch.no_grad()
 def test_changed_weights_count_in_the_next_answer(model, change):
-    fast, fused = model.fast_context(), copy.deepcopy(model).fuse_for_inference()
-    with fast:
+    with (fast := model.fast_context()):
         old, encoded = logits(model), model.encode_images(PIXELS)
-    logits(fused)
-    for one in (model, fused):
-        change(one)
+    change(model)
     expected = logits(model)
     assert (expected - old).abs().max() > 1e-2
     with fast:
         torch.testing.assert_close(logits(model), expected, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(logits(fused), expected, atol=1e-4, rtol=1e-4)
-    for one in (model, fused):
         with pytest.raises(ValueError, match="weights that have changed"):
-            one(IDS, encoded_images=encoded)
+            model(IDS, encoded_images=encoded)
 
 
 @torch.no_grad()
 def test_a_change_of_one_row_counts_in_the_next_answer(model):
-    old = logits(model.fuse_for_inference())
+    with (fast := model.fast_context()):
+        old = logits(model)
     model.lm_head.weight[9].mul_(3)  # too few bytes for the checksum
-    new = logits(model)
+    with fast:
+        new = logits(model)
     assert not torch.equal(new, old)
-    torch.testing.assert_close(new, logits(model.train().eval()), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(new, logits(model), atol=1e-4, rtol=1e-4)
 
 
 def test_a_checksum_is_that_of_the_tensor_alone():
@@ -153,23 +151,23 @@ def test_a_checksum_is_that_of_the_tensor_alone():
     assert fingerprint(module)[1] != before
 
 
-def test_a_fused_model_can_be_saved_but_not_copied(model, tmp_path):
+def test_in_the_context_a_model_can_be_saved_but_not_copied(model, tmp_path):
     own = logits(model)
-    logits(model.fuse_for_inference())
-    with pytest.raises(TypeError, match=r"copy a model before fuse_for_inference\(\) or after"):
-        copy.deepcopy(model)
-    model.save_pretrained(tmp_path)
+    with model.fast_context():
+        logits(model)
+        with pytest.raises(TypeError, match=r"copy a model outside of fast_context\(\)"):
+            copy.deepcopy(model)
+        model.save_pretrained(tmp_path)
     assert torch.equal(logits(TrafficVLMForConditionalGeneration.from_pretrained(tmp_path).eval()), own)
-    copy.deepcopy(model.train())
+    copy.deepcopy(model)
 
 
-def test_unusual_passes_are_left_to_a_fused_model(model):
-    before = traces(model)
-    model.fuse_for_inference()(IDS, PIXELS, labels=IDS).loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert model(IDS, PIXELS).logits.dtype == torch.bfloat16
-    with torch.no_grad():
-        model.model.vision_tower.train()(PIXELS)  # the statistics of its norms change
+def test_unusual_passes_are_left_to_the_model(model):
+    with model.fast_context():
+        model(IDS, PIXELS, labels=IDS).loss.backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            assert model(IDS, PIXELS).logits.dtype == torch.bfloat16
+        with torch.no_grad():
+            model.model.vision_tower.train()(PIXELS)  # the statistics of its norms change
     assert model.model.vision_tower.convolutions.stem[1].num_batches_tracked == 1
-    assert traces(model.train()) == before  # undone

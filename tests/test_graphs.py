@@ -17,13 +17,13 @@ each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", mar
 
 
 def make(device="cpu", text=None, **tower):
-    """A model with recorded passes, and the same without."""
+    """A model in a context with recorded passes, and the same without."""
     torch.manual_seed(0)
     config = TrafficVLMConfig(TINY_TOWER | tower, TINY_TEXT | (text or {}))
     plain = TrafficVLMForConditionalGeneration(config).eval()
     plain = plain.to(device)
     recorded = copy.deepcopy(plain)
-    recorded.fuse_for_inference()
+    recorded.fast_context().__enter__()
     if device == "cpu":
         recorded.model.fast.graphs = Graphs(recorded)
     return recorded, plain
@@ -81,14 +81,17 @@ def test_changed_weights_drop_the_graphs(device):
     images = recorded.encode_images(pixels)
     for change in (lambda model: model.model.projector.weight.data.mul_(1.5), lambda model: model.bfloat16().float()):
         before = recorded.score_yes_no(pixel_values=pixels, **inputs)[0]
-        graphs = recorded.model.fast.graphs
+        fast = recorded.model.fast
+        graphs = fast.graphs
+        fast.__exit__()
         for model in (recorded, plain):
             change(model)
+        fast.__enter__()
         after = recorded.score_yes_no(pixel_values=pixels, **inputs)[0]
         close(after, plain.score_yes_no(pixel_values=pixels, **inputs)[0], 1e-4)
-        assert not torch.equal(after, before) and recorded.model.fast.graphs is not graphs
+        assert not torch.equal(after, before) and fast.graphs is not graphs
         if device == "cpu":
-            recorded.model.fast.graphs = Graphs(recorded)
+            fast.graphs = Graphs(recorded)
     with pytest.raises(ValueError, match="weights that have changed"):
         recorded.score_yes_no(encoded_images=images, **inputs)
 
