@@ -19,6 +19,7 @@ The exit status is 1 if an image or a question had a problem, and 2 if nothing w
 """
 
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -106,7 +107,7 @@ def main() -> int:
         nouns = ", ".join(processor.rules.known_nouns(processor.taught_words))
         print(textwrap.fill(f"nouns: {nouns}", 80, subsequent_indent=" " * 7))
         return 0
-    images = [word for word in asked.words if Path(word).exists() or Path(word).suffix.lower() in IMAGE_SUFFIXES]
+    images = [word for word in asked.words if os.path.exists(word) or Path(word).suffix.lower() in IMAGE_SUFFIXES]
     questions = [word for word in asked.words if word not in images] + asked.ask
     if not images:
         parser.error("there is no image: neither a file nor a folder has such a name")
