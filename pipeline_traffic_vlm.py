@@ -51,31 +51,31 @@ Item = tuple[int, Question, dict[str, Any]]  # the index of an image, a question
 
 
 def answer_batches(
-    ask: Callable[[Any, Any], Asked],
-    prepare: Callable[[Asked], Asked],
-    answer: Callable[[list[Asked]], list[list[dict[str, Any]]]],
+    prepare: Callable[..., Any],
+    answer: Callable[[list[Any]], Iterable[Any]],
     batch_size: int,
     threads: int,
-    pairs: Iterable[tuple[Any, Any]],
-) -> Iterator[list[dict[str, Any]]]:
-    """Yield the answers about each (image, question or questions); an error begins with the index of its image.
+    items: Iterable[tuple[Any, ...]],
+) -> Iterator[Any]:
+    """Yield what `answer` returns for each batch of prepared items; an item holds the arguments of `prepare`.
 
     Threads prepare the next batch while the model answers this one.
     """
-
-    def named(index: int, call: Callable[..., Asked], *args: Any) -> Asked:
-        try:
-            return call(*args)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"image {index}: {error}") from error
-
     with ThreadPoolExecutor(threads) as pool:
-        futures = (pool.submit(named, i, prepare, named(i, ask, *pair)) for i, pair in enumerate(pairs))
+        futures = (pool.submit(prepare, *item) for item in items)
         batch = list(islice(futures, batch_size))
         while batch:
             ahead = list(islice(futures, batch_size))
             yield from answer([future.result() for future in batch])
             batch = ahead
+
+
+def named(index: int, call: Callable[..., Asked], *args: Any) -> Asked:
+    """What a call returns; an error begins with the index of its image."""
+    try:
+        return call(*args)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"image {index}: {error}") from error
 
 
 class TrafficVLMPipeline(Pipeline):
@@ -170,7 +170,11 @@ class TrafficVLMPipeline(Pipeline):
         for name, number, least in (("batch_size", batch_size, 1), ("num_workers", threads, 0)):
             if not isinstance(number, int) or number < least:
                 raise ValueError(f"{name} must be a whole number, at least {least}, got {number!r}")
-        batches = partial(answer_batches, ask, prepare, answer, batch_size, threads or THREADS)
+
+        def batches(pairs: Iterable[tuple[Any, Any]]) -> Iterator[list[dict[str, Any]]]:
+            items = ((i, prepare, named(i, ask, *pair)) for i, pair in enumerate(pairs))
+            return answer_batches(named, answer, batch_size, threads or THREADS, items)
+
         is_iterator = isinstance(image, Iterator) and not hasattr(image, "read")  # an open file iterates over lines
         # Images come one by one: from a generator, or a dataset of torch or of the library `datasets`.
         if is_iterator or isinstance(image, Dataset) or hasattr(image, "column_names"):

@@ -13,9 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +27,11 @@ from ..common.files import DataError
 from ..common.image_files import IMAGE_SUFFIXES, open_image, select_files
 from ..common.options import option
 from ..fast_traffic_vlm import fingerprint
+from ..pipeline_traffic_vlm import THREADS, answer_batches
 from .cluster import running_ray, share_machines
 from .options import ModelOptions, examine, read_questions
 
 
-THREADS = 4  # open the images of an actor
 # Options that all labels of a folder share.
 SHARED = ("answer_untaught", "bf16", "column", "describe", "image_size", "key_column", "locate", "min_score", "region")
 KINDS = {"image": tuple(IMAGE_SUFFIXES), "tar": (".tar", ".tar.gz", ".tgz"), "parquet": (".parquet",)}
@@ -167,15 +165,8 @@ class Labeler:
 
     def __call__(self, block: pa.Table) -> pa.Table:
         """The labels of a block: a row for each image and question, with the image's file."""
-        rows, size = list[dict[str, Any]](), self.options.batch_size
-        with ThreadPoolExecutor(THREADS) as pool:
-            opened = (pool.submit(self.open, *image) for image in self.images(block))
-            batch = list(islice(opened, size))
-            while batch:
-                ahead = list(islice(opened, size))  # are opened while the model answers about the batch
-                rows += self.label([image.result() for image in batch])
-                batch = ahead
-        return pa.Table.from_pylist(rows, SCHEMA)
+        rows = answer_batches(self.open, self.label, self.options.batch_size, THREADS, self.images(block))
+        return pa.Table.from_pylist(list(rows), SCHEMA)
 
     def images(self, block: pa.Table) -> Iterator[tuple[str, str, Any]]:
         """Yield (key, file, bytes) of the images of a block, which Ray Data has read."""
