@@ -13,28 +13,11 @@ from collections.abc import Iterable, Mapping
 
 
 ROAD, DRIVER, LIGHT = "Is there a road?", "Is this the view of a driver?", "traffic light"
-# Singular: plural. Questions ask how many there are of COUNTED.
-COUNTED = {
-    "car": "cars",
-    "van": "vans",
-    "truck": "trucks",
-    "bus": "buses",
-    "motorcycle": "motorcycles",
-    "bicycle": "bicycles",
-    "person": "people",
-}
-THINGS = COUNTED | {
-    "rickshaw": "rickshaws",
-    "train": "trains",
-    "emergency vehicle": "emergency vehicles",
-    "animal": "animals",
-    LIGHT: "traffic lights",
-    "traffic sign": "traffic signs",
-    "crosswalk": "crosswalks",
-    "traffic cone": "traffic cones",
-    "road construction": "road construction",
-}
-MASS = ("road construction",)  # nouns without an article
+# Questions ask how many there are of COUNTED, and whether there is one of the others.
+COUNTED = ("car", "van", "truck", "bus", "motorcycle", "bicycle", "person")
+OTHERS = ("rickshaw", "train", "emergency vehicle", "animal", LIGHT, "traffic sign", "crosswalk", "traffic cone")
+MASS = ("road construction",)  # nouns without an article or a plural
+PLURALS = {"bus": "buses", "person": "people"} | {noun: noun for noun in MASS}  # others end in "s"
 SEVERAL, MANY = 4, 7
 NUMBERS = {2: "two", 3: "three"}
 
@@ -43,13 +26,17 @@ def with_article(noun: str) -> str:
     return noun if noun in MASS else f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
+def plural(noun: str) -> str:
+    return PLURALS.get(noun, f"{noun}s")
+
+
 def more_than(number: int, name: str) -> str:
     """The question whether there are more than a number of a thing."""
-    return f"Is there more than one {name}?" if number == 1 else f"Are there more than {number} {THINGS[name]}?"
+    return f"Is there more than one {name}?" if number == 1 else f"Are there more than {number} {plural(name)}?"
 
 
 # {question: words}. The values of each table exclude each other, but for those of PRESENCE.
-PRESENCE = {f"Is there {with_article(name)}?": name for name in THINGS}
+PRESENCE = {f"Is there {with_article(name)}?": name for name in (*COUNTED, *OTHERS, *MASS)}
 PLACES = ("city street", "residential street", "highway", "rural road", "intersection", "parking area")
 PLACE = {f"Is this {with_article(place)}?": place for place in PLACES}
 TRAFFIC = {
@@ -129,11 +116,11 @@ class Caption:
         elif number == 1:
             text = with_article(name)
         elif number >= SEVERAL:
-            text = f"{'many' if number >= MANY else 'several'} {THINGS[name]}"
+            text = f"{'many' if number >= MANY else 'several'} {plural(name)}"
         elif thirds and more[number - 1] >= 0.5 and more[number] <= 1 - self.sure:
-            text = f"{NUMBERS[number]} {THINGS[name]}"
+            text = f"{NUMBERS[number]} {plural(name)}"
             self.said.append(more_than(number - 1, name))
         else:
-            text = THINGS[name]
+            text = plural(name)
         ahead = " ahead" if self.p_yes.get(DRIVER, 0.0) >= self.sure else " in the middle"
         return text + ((" on the left", ahead, " on the right")[thirds.pop()] if len(thirds) == 1 else "")

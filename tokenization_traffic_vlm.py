@@ -106,14 +106,8 @@ _PHRASES = {
     f"(?:{_AT_END}|(?= (?:here|visible|sign)| (?:in|on) th(?:e|is) (?:image|picture|photo|scene|frame)))"
     "|(?<=there a |there any )crossing(?= ahead)",
     "crosswalks": "pedestrian crossings",
-    "trucks": "heavy goods vehicles|hgvs|semis|semi(?: trailer)? trucks",
-    "truck": "heavy goods vehicle|hgv|semi(?: trailer)? truck|semi(?! (?:trailer|auto|circ|trans|detached))",
     "buses": "coaches|shuttles|(?:coach|shuttle) buses",
     "bus": "(?:coach|shuttle)(?: bus)?",
-    "motorcycle": "motor cycle",
-    "motorcycles": "motor cycles",
-    "bicycle": "(?<!light |signal )cycle|push bike|cycling(?= (?:lane|path|track|route))",
-    "bicycles": "cycles|push bikes",
     # ways to ask
     "where": "where exactly|whereabouts",
     "ahead": "up ahead",
@@ -126,10 +120,11 @@ _PHRASES = {
 _SYNONYMS = {
     # road users and vehicles
     "motorcycle rider": "motorcyclist|motorbiker|biker",
-    "truck": "(?:pick ?up )?truck|lorry|pickup",
+    "truck": "(?:pick ?up |semi |semi trailer )?truck|lorry|pickup|heavy goods vehicle|hgv"
+    "|semi(?! (?:trailer|auto|circ|trans|detached))",
     "fire truck": "fire ?engine|firetruck",
-    "motorcycle": "motorbike|scooter|moped|motor(?!s? vehicle)|two wheeler",
-    "bicycle": "bike|pushbike",
+    "motorcycle": "motor(?:bike| cycle)|scooter|moped|motor(?!s? vehicle)|two wheeler",
+    "bicycle": "bike|push ?bike|(?<!light |signal )cycle|cycling(?= (?:lane|path|track|route))",
     "car": "automobile|hatchback|sedan|suv",
     "van": "minivan",
     "train": "tram|streetcar|trolley",
