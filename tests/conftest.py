@@ -49,6 +49,12 @@ def model():
 
 
 @pytest.fixture(scope="session")
+def saved_model(tmp_path_factory):
+    """The folder of the tiny model; tests must not change it."""
+    return str(save_folder(tiny_model(), tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="session")
 def decoder():
     """A tiny decoder with cross-attention to tokens of width 24; tests must not change it."""
     return tiny_decoder()

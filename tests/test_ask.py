@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tiny import locating_model, save_folder, tiny_model
+from tiny import locating_model, save_folder
 from traffic_vlm.common.answers import map_strength
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.serving.options import ModelOptions
@@ -19,13 +19,8 @@ QUESTIONS = [CAR, "What color is the traffic light?", "How many cars are there?"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_folder(tiny_model(), tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def pipe(model):
-    return ModelOptions(str(model), "cpu", min_score=0).load()
+def pipe(saved_model):
+    return ModelOptions(saved_model, "cpu", min_score=0).load()
 
 
 @pytest.fixture
@@ -37,11 +32,11 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def ask(model, folder, run_script, capsys):
+def ask(saved_model, folder, run_script, capsys):
     """Runs scripts/ask.py with a tiny model; returns what it printed to standard output and to standard error."""
 
     def run(*arguments: object, status: int = 0) -> tuple[str, str]:
-        run_script("ask.py", "--model", model, "--min_score", 0, *arguments, status=status)
+        run_script("ask.py", "--model", saved_model, "--min_score", 0, *arguments, status=status)
         return capsys.readouterr()
 
     return run

@@ -33,11 +33,6 @@ from traffic_vlm.serving.options import ModelOptions  # noqa: E402
 QUESTIONS = ["Is there a car?", "What is ahead?"]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(save_folder(tiny_model(), tmp_path_factory.mktemp("model")))
-
-
 CONTENTS = {f"{index}.png": png(index) for index in range(5)}
 OTHERS = {"1.json": b"{}", "._1.png": b"", "words.txt": b""}  # no images
 
@@ -83,13 +78,13 @@ def rows_of(folder) -> list[dict]:
 # What is written
 
 
-def test_labels_are_the_items_of_the_pipeline_and_datasets_and_pandas_read_them(model, tmp_path):
+def test_labels_are_the_items_of_the_pipeline_and_datasets_and_pandas_read_them(saved_model, tmp_path):
     datasets, pandas = pytest.importorskip("datasets"), pytest.importorskip("pandas")
     images, output = write_images(tmp_path / "in"), tmp_path / "out"
-    label_files(sorted(images.iterdir()), output, model, QUESTIONS)
+    label_files(sorted(images.iterdir()), output, saved_model, QUESTIONS)
     (output / ".left by a killed process.tmp").write_bytes(b"PAR1")
     paths = [str(images / name) for name in CONTENTS]
-    answers = ModelOptions(model, "cpu", min_score=0).load()(paths, QUESTIONS)
+    answers = ModelOptions(saved_model, "cpu", min_score=0).load()(paths, QUESTIONS)
     other = dict.fromkeys(("problem", "not_sure", "objects", "caption"))
     expected = [{"key": path} | item | other for path, items in zip(paths, answers) for item in items]
     assert expected == rows_of(output)
@@ -119,16 +114,16 @@ def test_objects_and_captions_are_those_of_the_pipeline_and_each_image_is_encode
         prepare(label_options(tmp_path / "out", model, locate=["zebra"]))
 
 
-def test_bad_images_have_a_problem_and_the_others_are_labeled(model, tmp_path):
+def test_bad_images_have_a_problem_and_the_others_are_labeled(saved_model, tmp_path):
     contents = {"cut.png": png(1)[:500], "empty.png": b"", "good.png": png(0), "text.png": b"text"}
-    label_files(sorted(write_images(tmp_path / "in", contents).iterdir()), tmp_path / "out", model, QUESTIONS)
+    label_files(sorted(write_images(tmp_path / "in", contents).iterdir()), tmp_path / "out", saved_model, QUESTIONS)
     rows = rows_of(tmp_path / "out")
     assert [os.path.basename(row["key"]) for row in rows[::2]] == [*contents]
     for row in rows:
         name = os.path.basename(row["key"])
         assert row["problem"] is None if name == "good.png" else name in row["problem"]
     block = pa.table({"image": [png(0), None], "path": ["a.parquet"] * 2})
-    labels = Labeler(label_options(tmp_path / "none", model), "parquet")(block)
+    labels = Labeler(label_options(tmp_path / "none", saved_model), "parquet")(block)
     assert labels["problem"].to_pylist() == [None, "this row has no image"]
     assert [key.rsplit("/", 1)[-1] for key in labels["key"].to_pylist()] == ["a.parquet#0", "a.parquet#1"]
 
@@ -162,31 +157,31 @@ def test_input_that_cannot_be_labeled_is_refused(tmp_path):
             list_files(source)
 
 
-def test_bad_questions_are_refused(model, tmp_path):
+def test_bad_questions_are_refused(saved_model, tmp_path):
     for question, message in {
         " ": "the question '' has no word",
         "Is there not a bus?": "'Is there not a bus?': the model does not understand 'not'",
         "Is there a zeppelin?": "'Is there a zeppelin?': the model does not know 'zeppelin'",
     }.items():
         with pytest.raises(ValueError, match=re.escape(message)):
-            prepare(label_options(tmp_path / "out", model, [*QUESTIONS, question]))
+            prepare(label_options(tmp_path / "out", saved_model, [*QUESTIONS, question]))
 
 
 # The next run
 
 
-def test_the_next_run_leaves_out_what_has_labels(model, tmp_path):
+def test_the_next_run_leaves_out_what_has_labels(saved_model, tmp_path):
     images = sorted(write_images(tmp_path / "in").iterdir())
-    label_files(images[:3], tmp_path / "out", model)
+    label_files(images[:3], tmp_path / "out", saved_model)
     assert LabelFolder(str(tmp_path / "out"), {}).labeled == set(map(str, images[:3]))
-    label_files(images[3:], tmp_path / "out", model)
-    label(str(tmp_path / "in"), label_options(tmp_path / "out", model, batch_size=1))  # nothing is left to do
+    label_files(images[3:], tmp_path / "out", saved_model)
+    label(str(tmp_path / "in"), label_options(tmp_path / "out", saved_model, batch_size=1))  # nothing is left to do
 
 
-def test_labels_with_other_options_are_refused(model, tmp_path):
+def test_labels_with_other_options_are_refused(saved_model, tmp_path):
     images, output, thresholds = write_images(tmp_path / "in"), tmp_path / "out", tmp_path / "thresholds.json"
     thresholds.write_text('{"default": {"threshold": 0.6}}')
-    label_files(sorted(images.iterdir()), output, model, QUESTIONS)
+    label_files(sorted(images.iterdir()), output, saved_model, QUESTIONS)
     other_model = save_folder(tiny_model(seed=1), tmp_path / "other model")
     for options, message in (
         ({"ask": QUESTIONS[:1]}, r"questions \['Is there a car\?', 'What is ahead\?'\], now \['Is there a car\?'\]"),
@@ -197,7 +192,7 @@ def test_labels_with_other_options_are_refused(model, tmp_path):
     ):
         message = rf"out has labels of another run \({message}\): choose another --output_dir$"
         with pytest.raises(DataError, match=message):
-            label(str(images), label_options(output, **({"model": model, "ask": QUESTIONS} | options)))
+            label(str(images), label_options(output, **({"model": saved_model, "ask": QUESTIONS} | options)))
     with pytest.raises(DataError, match="newer None, now 1"):  # labels of older code
         LabelFolder(str(output), {"newer": 1})
     foreign = output / "part-0.parquet"
@@ -220,7 +215,7 @@ def ray():
 
 
 @pytest.mark.slow
-def test_each_kind_of_input_gives_the_same_labels_and_its_keys(model, tmp_path, ray):
+def test_each_kind_of_input_gives_the_same_labels_and_its_keys(saved_model, tmp_path, ray):
     contents = CONTENTS | {"bad.png": b"no image"}
     images = write_images(tmp_path / "images [1] #%20", contents)
     tars, tables = tmp_path / "tars", tmp_path / "tables"
@@ -242,7 +237,7 @@ def test_each_kind_of_input_gives_the_same_labels_and_its_keys(model, tmp_path, 
         (tables, [*contents], {"column": "picture", "key_column": "id"}),
         (tables, [f"{tables}/{name}" for name in in_tables], {"column": "picture"}),
     ):
-        asked = label_options(tmp_path / "out", model, QUESTIONS, **options)
+        asked = label_options(tmp_path / "out", saved_model, QUESTIONS, **options)
         kind, files, _ = list_files(str(source))
         blocks = read_blocks(kind, files, 2, LocalFileSystem(), asked)
         labeler = Labeler(asked, kind)
@@ -255,4 +250,4 @@ def test_each_kind_of_input_gives_the_same_labels_and_its_keys(model, tmp_path, 
         expected = expected or answers
         assert len(rows) == 12 and answers == expected and [good for _, good in answers] == [True] * 10 + [False] * 2
     with pytest.raises(DataError, match="has no column 'image'; its columns are picture, id"):
-        read_blocks("parquet", files, 2, LocalFileSystem(), label_options(tmp_path / "out", model))
+        read_blocks("parquet", files, 2, LocalFileSystem(), label_options(tmp_path / "out", saved_model))

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from PIL import Image
 
-from tiny import any_size_model, close_to, count_calls, locating_model, png, save_folder, tiny_model
+from tiny import any_size_model, close_to, count_calls, locating_model, png, save_folder
 
 
 for name in ("cachetools", "fastapi", "httpx"):
@@ -23,14 +23,9 @@ RAINING = QUESTIONS[2]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(save_folder(tiny_model(), tmp_path_factory.mktemp("model")))
-
-
-@pytest.fixture(scope="module")
-def start(model):
+def start(saved_model):
     """A function that starts a service with these settings, to be closed by `with`."""
-    fixed = {"model": model, "device": "cpu", "threads": 1, "min_score": 0}
+    fixed = {"model": saved_model, "device": "cpu", "threads": 1, "min_score": 0}
     return lambda api_key=None, **fields: TestClient(build_app(ServeOptions(**fixed | fields), api_key))
 
 

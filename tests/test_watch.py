@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from clips import RATE, TCPServer, encode, grays
-from tiny import ROOT, save_folder, tiny_model
+from tiny import ROOT
 from traffic_vlm.evaluation.thresholds import load_thresholds
 from traffic_vlm.question_traffic_vlm import Rules
 
@@ -220,11 +220,6 @@ def test_an_annotated_video_starts_at_0_and_hides_nothing(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_folder(tiny_model(), tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def clip(tmp_path_factory):
     picture = np.asarray(Image.open(ROOT / "docs/example.jpg").convert("RGB").resize((320, 240)))
     pictures = [picture, np.ascontiguousarray(picture[:, ::-1])]
@@ -232,11 +227,11 @@ def clip(tmp_path_factory):
 
 
 @pytest.fixture
-def command(folder, tmp_path, run_script, capsys):
+def command(saved_model, tmp_path, run_script, capsys):
     """Runs scripts/watch.py in this process; returns its status and standard error."""
 
     def run(*arguments):
-        fixed, status = ["--output_dir", tmp_path / "out", "--model", folder, "--device", "cpu"], 0
+        fixed, status = ["--output_dir", tmp_path / "out", "--model", saved_model, "--device", "cpu"], 0
         try:
             run_script("watch.py", *fixed, *arguments)
         except SystemExit as leave:
