@@ -88,7 +88,7 @@ def count_repeated(rows: Any, train_rows: Any) -> dict[str, int]:
     return dict(sorted(Counter(repeated).items()))
 
 
-def split_rows(datasets: Sequence[Any], fraction: float, seed: int = 0) -> tuple[list[Any], list[Any], int]:
+def split_rows(datasets: Sequence[Any], fraction: float) -> tuple[list[Any], list[Any], int]:
     """(rows that stay, `fraction` of each dataset that is held back, number of these that may have near-duplicates).
 
     Rows may have near-duplicates among those that stay if their dataset has no group that is small enough to hold
@@ -96,12 +96,12 @@ def split_rows(datasets: Sequence[Any], fraction: float, seed: int = 0) -> tuple
     """
     folders = [number for number, rows in enumerate(datasets) for _ in range(len(rows))]
     groups = near_duplicate_groups(np.concatenate([image_hashes(rows) for rows in datasets]))
-    chosen = held_back(groups, folders, fraction, seed)
+    chosen = held_back(groups, folders, fraction)
     stay, held, repeated, first = [], [], 0, 0
     for number, rows in enumerate(datasets):
         indices = [index - first for index in chosen if folders[index] == number]
         if not indices:
-            indices = sorted(random.Random(seed).sample(range(len(rows)), max(1, round(fraction * len(rows)))))
+            indices = sorted(random.Random(0).sample(range(len(rows)), max(1, round(fraction * len(rows)))))
             repeated += len(indices)
         stay.append(rows.select(sorted(set(range(len(rows))) - set(indices))))
         held.append(rows.select(indices))
