@@ -79,14 +79,15 @@ _SEE = "see|find|count|read|detect|spot|observe|notice"
 # What says nothing about the answer: "so, could you tell me", "I would like to know", "do you see" before "what".
 _LEAD_IN = re.compile(
     r"(?:\s*(?:please|and|so|now|okay|ok|also|but|then|well|or|just|roughly|approximately|exactly|about(?= how)"
-    rf"|(?:{_AUXILIARY} you |id? (?:(?:want|need|would|like) )*to |let (?:me|us) )?(?:please )?"
-    rf"(?:(?:say|(?!{_TELL_ABOUT})tell|answer|know|check|show)(?: (?:me|us|please))*"
+    rf"|(?:{_AUXILIARY} (?:you|i|we) |id? (?:(?:want|need|would|like) )*to |let (?:me|us) |i )?(?:please )?"
+    rf"(?:(?:say|(?!{_TELL_ABOUT})tell|answer|know|check|show|ask|wonder)(?: (?:me|us|please))*"
     rf"|(?:see|look)(?=(?: \w+)? {_WH})))\b)*\s*"
 )
 _without_lead_in = partial(_LEAD_IN.sub, "", count=1)  # it matches at the start, if only the empty text
 _REQUEST = re.compile(
-    rf"give\b|(?:{_AUXILIARY} you )?(?:please )?(?:{_TELL_ABOUT}|describe|list|name|count|explain|identify|predict"
-    r"|select|choose|determine|estimate|summarize|read|specify|classify|categorize|caption|compare|locate)\b"
+    rf"give\b(?! way\b)|(?:{_AUXILIARY} you )?(?:please )?(?:{_TELL_ABOUT}|describe|list|name|count|explain|identify"
+    r"|predict|select|choose|determine|estimate|summarize|read|specify|classify|categorize|caption|compare|locate)\b"
+    r"(?! (?:if|whether)\b)"
 )
 # "What color is it?", "In this image how many cars are there?", "The parked car is in what lane?"
 _ASKS_FOR_WORDS = re.compile(
@@ -98,12 +99,14 @@ _ASKS_FOR_WORDS = re.compile(
 _FOR_WORDS = re.compile(
     r"(?:the )?(?:number|amount|colou?r|type|kind|status|state|location|position|side) of\b.*"
     # "Is the light red or green?", "Is it on the left or on the right?"
-    r"|(?:is|are|was|were) (?:(?:it|this|that|these|those)\b|the(?: \w+){1,2}?)"
+    r"|(?:is|are|was|were) (?:(?:it|this|that|these|those|they|traffic)\b"
+    r"|the(?: \w+){1,2}?(?: ahead(?: of us)?| on the (?:left|right))?)"
     r"(?:(?: \w+,)* \w+,? or \w+(?: (?:right now|now|here|today|currently|at the moment|in (?:the|this) \w+))?"
     r"| .*\bor (?:on|in|at|by|of|to|from|an?|the) .*)"
+    r"|(?!dusk)(?:\w+, )*\w+(?<!s),? or \w+(?<!s)"  # "Sunny or cloudy?"
     # "Is the car ahead of us parked or moving?", "Day or night?"
-    r"|(?!are there|is there|can|do ).*\b(?:left or right|day or night|red or green|wet or dry|stop or go"
-    r"|heavy or light|parked or moving|moving or parked)\b.*"
+    r"|(?!(?:(?:is|are) )?(?:any|some|there)|can|do ).*\b(?:left or right|day(?:time)? or night(?:time)?|red or green"
+    r"|wet or dry|stop or go|heavy or light|parked or moving|moving or parked)\b.*"
 )
 # With a verb, or as a thing that can be there: "any car", "a car seen from the side".
 _NAMES_THING = re.compile(rf"\b{_AUXILIARY}|^(?:any|an?|some|look for|see|at least)\b")
@@ -116,7 +119,7 @@ _QUESTION = re.compile(
 )
 # Clauses, to find "answer yes or no" and second questions. A hyphen between spaces separates, as a dash does.
 _SEPARATOR = re.compile(r"(\s*(?:[.?!…。？！,;:()\[\]\n]|\s-\s|[\u2013\u2014])\s*)")
-_YES_OR_NO = re.compile(r"\b(?:yes or no|yes ?/ ?no|no or yes)\b", re.IGNORECASE)
+_YES_OR_NO = re.compile(r"\b(?:(?:yes|y|true) ?(?:/|\bor\b) ?(?:no|n|false)|no or yes)\b", re.IGNORECASE)
 # A clause of these words alone asks for yes or no, and not about the image.
 _INSTRUCTION = frozenset(
     "please answer answers reply respond response say tell give return output write choose pick use using state "
@@ -125,18 +128,21 @@ _INSTRUCTION = frozenset(
     "without do dont not explain explanation anything more or".split()
 )
 # A second question begins like this after "and".
-_AND_ASKS = re.compile(rf"\band (?={_AUXILIARY} (?:there|it|this|that|the|an?|any|you|we)\b|{_WH})")
+_AND_ASKS = re.compile(rf"\b(?:and|or) (?={_AUXILIARY} (?:there|it|this|that|the|an?|any|you|we)\b|{_WH})")
 # "No" and "zero" before a noun, but not in the name of a sign: "no entry signs".
 _NO = r"\b(?:no|zero)(?= [^\W\d])(?! (?:parking|stopping|entry|passing|overtaking|(?:left|right|u) turn) signs?\b)"
 _NEGATION = re.compile(
-    r"\b(?:not|never|none|nobody|nothing|neither|nor|nowhere|cannot|hardly|barely|scarcely|rarely|no one"
+    r"\b(?:not|never|none|nobody|nothing|neither|nor|nowhere|cannot|hardly|barely|scarcely|rarely|no[ -]?one|non"
+    r"|(?<!\ba )few|other than|except|excluding|besides"
     r"|without(?! (?:an? )?riders?\b)"  # was taught
     rf"|[^\W\d_]+(?:n't|'nt)|{'|'.join(sorted(_NEGATED_AUXILIARIES))})\b|{_NO}"
 )
 # What is left out of a question, in this order: (what, what is in its place).
 _LEFT_OUT = [
+    (r"(?<=\w)[\s.,?!]+(?:(?:do not|don.?t) explain|no explanations?|thanks|thank you)\b(?: \w+){0,3}\W*$", ""),
     (r"^\W*(?:hi|hello|hey)(?: there)?\b[\s,.!]*(?=\w)", ""),
-    (r"\b(whether) or not\b|,?\s*\bor not\b", r"\1"),
+    (r"\b(whether) or not\b|,?\s*\bor (?:not\b|no\W*$)", r"\1"),
+    (r"(?<=[^\W\d_]{3}) ?/ ?(?=[^\W\d_]{3})", " or "),  # "red/green"
     # "It is raining, isn't it?" and "It is raining, right?" ask whether it is raining.
     (
         r",\s*(?:\w+n['\u2019]?t|is|are|does|do|has|can|was|were) (?:it|there|they|he|she|that)(?: not)?\W*$"
@@ -153,7 +159,7 @@ _OPPOSITES = [
     ),
     # "Dry" was hardly taught: it is asked as not wet. "Is there a car on the dry road" asks for something else.
     (
-        r"^(?!.*\b(?:wet|snow\w*|icy)\b|.*\bthere (?!(?:an? |any )?dry\b))"
+        r"^(?!.*\b(?:wet|snow\w*|icy|and|or)\b|.*\bthere (?!(?:an? |any )?dry\b))"
         r"(?=.*\b(?:roads?|streets?|pavement|asphalt|ground|surface|it)\b)(.*)(?<!\bthe )\bdry\b",
         r"\1wet",
     ),
@@ -227,11 +233,11 @@ FUNCTION_WORDS = frozenset(
 )
 _VERBS = _AUXILIARIES - _BE
 _PRONOUNS = frozenset("it this that these those we you i they".split())
-_BEFORE_THINGS = frozenset("many see have has show".split())
+_BEFORE_THINGS = frozenset("many see seen have has show count than".split())
 # Before a noun; they are skipped.
 _DETERMINERS = _PRONOUNS | frozenset(
     "a an the any some its my your all both each other another more fewer just still now there visible possible main "
-    "be been and or".split()
+    "be been and or scene video".split()
 )
 # After a noun: where it is, which only qualifies. Function words end a noun, too.
 _PLACES = frozenset(
@@ -239,10 +245,11 @@ _PLACES = frozenset(
 )
 _CLAUSE_ENDS = frozenset([*".,;:", "and", "or", ""])
 _ADVERBS = frozenset("actually currently perhaps really today".split())  # of the words around questions in training
-# What to do is not in the image: "may we go", "do I need to brake", but not "can we see a car".
+# What to do, and what comes next, is not in the image: "may we go", "will the bus stop", but not "can we see a car".
 _DECISION = re.compile(
-    r"(?:^|(?<=, ))(?:can|could|may|must|should|shall|do|will) (?:i|we) "
-    rf"(?!(?:{_SEE}|have|look|ask|get)\b)\w+"
+    r"(?:^|(?<=, ))(?:(?:should(?: the)?|will the(?! (?:road|street)\b))(?: ego)? \w+"
+    r"|(?:can|could|may|must|shall|do|will) (?:i|we)) "
+    rf"(?!(?:{_SEE}|have(?! to\b)|look|ask|get)\b)\w+"
 )
 # A verb after a noun: "a person smoking", "the lane blocked".
 _PARTICIPLE = re.compile(r"(?!(?:building|parking|red|speed)$)\w+(?:ing|ed)")
@@ -266,7 +273,7 @@ def asked_for(tokens: Sequence[str]) -> list[int]:
     for i, word in enumerate(tokens):
         before, after = (tokens[k] if 0 <= k < len(tokens) else "" for k in (i - 1, i + 1))
         is_there = "there" in (word, before) and not _BE.isdisjoint((word, before))
-        is_of = word == "of" and before in ("number", "color")
+        is_of = (before, word) in (("number", "of"), ("color", "of"), ("status", "of"), ("look", "for"))
         is_around = before in _PRONOUNS and word in ("in", "on", "at")  # "are we in a [tunnel]"
         is_verb = word in _VERBS and before in _CLAUSE_ENDS and after not in ("there", "you", "we", "i")
         if is_there or is_of or is_around or word in _BEFORE_THINGS:
@@ -539,6 +546,8 @@ class Rules:
         `words` are those that the tokenizer reads: "what color is the traffic light".
         """
         words = words.replace(" 's", " is")
+        if re.match(r"(?:why|who|how (?:far|close))\b", words):
+            return None
         kind = next((kind for kind, pattern in self.kinds if pattern.search(words)), None)
         if kind is None or " or " not in words:
             return kind
@@ -605,7 +614,7 @@ class Rules:
         """Why the answer to a question would be a guess; None if all that it asks for is known and taught."""
         sentence = list(takewhile(lambda token: token not in ("?", "."), tokens))
         if decision := _DECISION.search(" ".join(sentence)):
-            return f"the model does not decide {decision[0]!r}: {GUESS}"
+            return f"the model does not decide or predict {decision[0]!r}: {GUESS}"
         places = asked_for(sentence)
         for i in reversed(places):  # first what is said of a thing, then the thing
             # What ends in "ly" tells how, but at the end: "is it barely raining", "is the dog friendly".
