@@ -458,7 +458,7 @@ def _read_own(folder: Path, source: str, split: str | None, prefer: str | None) 
         parts = ["train"] * len(names)
     chosen = _choose_split(folder, dict.fromkeys(parts), split, prefer)
     names = [name for name, part in zip(names, parts) if part == chosen]
-    rows, seen, used = list[dict[str, Any]](), set[Path](), set[Path]()
+    made, seen = dict[Path, dict[str, Any]](), set[Path]()  # one row for each image
     for path in (folder / name for name in names):
         images = index_files(select_files(files.files(path.parent))[0])
         seen.update(path.parent / name for names_of in images.values() for name in names_of)
@@ -471,20 +471,22 @@ def _read_own(folder: Path, source: str, split: str | None, prefer: str | None) 
             if len(found) != 1:
                 reason = f"may be {' or '.join(path.name for path in found)}" if found else "is missing"
                 raise DataError(f"{where}: image {written!r} {reason}")
-            used.update(found)
             own, questions = ["own"] * len(row["questions"]), row["questions"]
-            made: dict[str, Any] = {"image": str(found[0]), "source": source, "group": "", "scene": ""}
-            made |= {"questions": questions, "answers": [text.rstrip(ANSWER_ENDS) for text in row["answers"]]}
-            made |= {"question_types": own, "categories": own, "question_ids": questions}
-            # A CSV file has a line for each question: lines about one image have one id.
-            rows.append(made | {"image_id": found[0].relative_to(folder).as_posix()})
+            lists = {"questions": questions, "answers": [text.rstrip(ANSWER_ENDS) for text in row["answers"]]}
+            lists |= {"question_types": own, "categories": own, "question_ids": questions}
+            about = {"source": source, "image_id": found[0].relative_to(folder).as_posix(), "group": "", "scene": ""}
+            # A CSV file has a line for each question: lines about one image are one row.
+            one = made.setdefault(found[0], {"image": str(found[0]), **about, **{name: [] for name in LISTS}})
+            for name, values in lists.items():
+                one[name] += values
+    rows = [*made.values()]
     try:  # now: training would stop at a damaged image after hours
         with ThreadPoolExecutor() as pool:
             for _ in pool.map(lambda row: open_image(row["image"]).size, rows):
                 pass
     except (OSError, ValueError) as error:
         raise DataError(f"{folder}: {error}") from error
-    note = f"; without a line, and left out: {len(seen - used)}" if seen - used else ""
+    note = f"; without a line, and left out: {len(seen - made.keys())}" if seen - made.keys() else ""
     print(f"{folder}: images with questions by {', '.join(names)}: {len(rows)}{note}", file=sys.stderr)
     return Dataset.from_dict({name: [row[name] for row in rows] for name in FEATURES}, FEATURES)
 

@@ -392,7 +392,7 @@ class GroundTruth:
             return AnswerWithBoxes(MANY) if form == "what" else AnswerWithBoxes("yes", clear)  # there may be more
         if number is None:
             number = self.scene.counts.get(category)
-        if number is None:
+        if number is None or number < len(clear):  # counted, but the boxes show more
             return None
         if number > most:
             return AnswerWithBoxes(MANY if form == "what" else "yes")
@@ -492,8 +492,10 @@ class GroundTruth:
         things = []
         for name in THINGS:
             group = self.groups.get(name)
-            if group is not None and name in self.exhaustive and all(seen.is_instance for seen in group.clear):
-                clear = [seen for seen in group.clear if seen.item.category == name]
+            clear = [seen for seen in group.clear if seen.item.category == name] if group else []
+            if clear and not self.is_countable(name):  # a sentence would omit these, too
+                return []
+            if group is not None and name in self.exhaustive:
                 things.append((name, clear, [seen for seen in group.unclear if seen.item.category == name]))
         return things
 

@@ -366,6 +366,13 @@ def test_all_own_questions_are_read_whatever_the_names(tmp_path, capsys, metadat
     assert f"{folder}: images with questions by {metadata}: 4; without a line, and left out: 1" in said
 
 
+def test_lines_about_one_image_are_one_row(tmp_path):
+    text = "file_name,questions,answers\n1.png,Is it day?,yes\n1.png,Is it wet?,no"
+    assert load_rows([write_own(tmp_path, "1.png", text=text, metadata="metadata.csv")])["answers"][:] == [
+        ["yes", "no"]
+    ]
+
+
 def test_folders_of_splits_with_own_questions(tmp_path, capsys):
     folder = write_own(tmp_path / "own/Train", "1.png").parent
     write_own(folder / "val", "1.png")

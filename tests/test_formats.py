@@ -12,7 +12,7 @@ from PIL import Image
 from tiny import ROOT
 from traffic_vlm.common.files import DataError
 from traffic_vlm.data.formats import Problems, Record, read_source
-from traffic_vlm.data.formats.drafting import draft_mapping
+from traffic_vlm.data.formats.drafting import Found, draft_mapping, match_classes
 from traffic_vlm.data.formats.mapping import LAYOUTS, SHIPPED, ClassMapping, SourceMapping, load_mapping, normalize
 from traffic_vlm.data.formats.reading import Folder
 from traffic_vlm.data.scene import CLASSES, SceneObject
@@ -468,6 +468,10 @@ def test_the_classes_and_splits_of_a_folder_are_drafted(tmp_path, format):
         records, problems = read(tmp_path, mapping, split)
         assert [record.image.name for record in records] == names and not problems.counts, problems.messages
         assert [item.category for item in records[0].scene.objects] == ["car", "motorcycle"]
+
+
+def test_of_red_lights_alone_no_other_state_is_known():
+    assert "attributed" not in match_classes(Found("coco", names=["red light", "car"]))
 
 
 PAIRS = {"a/images/1.jpg": SIZE, "a/labels/1.txt": LINE, "b/images/2.jpg": SIZE, "b/labels/2.txt": LINE}

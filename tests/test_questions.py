@@ -393,6 +393,15 @@ def test_the_box_of_a_mask_is_cut_to_the_third_in_the_question():
     assert found["place/car/left"].boxes == ((0.0, 60.0, 140 / 3, 90.0),)
 
 
+def test_labels_that_contradict_each_other_have_no_answer():
+    """A count below the number of boxes; a list that would leave out a crowd."""
+    cars = SceneObject("car", (0, 100, 100, 200)), SceneObject("car", (200, 0, 300, 90))
+    crowd, known = SceneObject("person", (200, 100, 300, 200), is_instance=False), frozenset({"car", "person"})
+    assert GroundTruth(Scene(300, 300, cars, counts={"car": 1})).find(("count", "car", "what")) is None
+    truth = GroundTruth(Scene(300, 300, (cars[0], crowd), exhaustive=known))
+    assert truth.find(("description", "scene", "what")) is None
+
+
 # Sampling
 
 

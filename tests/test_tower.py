@@ -158,6 +158,7 @@ def test_scene_labels_hold_for_the_whole_image_and_some_of_them_for_crops(tmp_pa
         (crop, "weather: rain", [1, -1, -1, -1]),
         (scene, "weather: fog", [0, -1, -1, -1]),
         (scene, "road: wet", [-1] * 4),
+        (labeled(replace(CAR, exhaustive=frozenset({"pedestrian"})), present=["person"]), "pedestrian", [-1] * 4),
     ):
         assert region_of(changed, category) == expected, category
     for fields, named in (({"weather": "none"}, "none"), ({"present": ["ufo"]}, "ufo"), ({"present": None}, "TypeE")):

@@ -96,7 +96,8 @@ def match_classes(found: Found) -> dict[str, Any]:
         notes.append(f"No category for {', '.join(unmatched)}: {unknown}")
     classes = {name: entry if len(entry) > 1 else entry["class"] for name, entry in meanings.items()}
     content = {"classes": classes, "exhaustive": sorted(exhaustive), "notes": notes}
-    has_states = any("state" in entry for entry in meanings.values())
+    states = {entry.get("state") for name, entry in meanings.items() if keys[name] in everywhere}
+    has_states = {"red", "green"} <= states  # of a source of red lights alone, nobody knows the green ones
     return content | ({"attributed": {"traffic light": ["state"]}} if has_states else {})
 
 

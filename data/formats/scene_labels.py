@@ -79,6 +79,7 @@ def with_scene_labels(scene: Scene, labels: SceneLabels) -> Scene:
         counts = counts | {"vehicle": sum(counts[name] for name in vehicles)}
     boxed = {name for item in scene.objects for name in classes_of(item.category)}
     seen = {name for one in maybe & CLASSES.keys() for name in classes_of(one)}
+    seen |= {"pedestrian"} if "person" in maybe else set()  # a person that was seen may be one without a box
     exhaustive = scene.exhaustive - (seen - boxed)
     presence = {name: is_present for name, is_present in presence.items() if name not in exhaustive | boxed}
     attributes = scene.scene_attributes | labels.scene_attributes
