@@ -535,10 +535,12 @@ class Rules:
                 return True
         return False
 
-    def as_asked(self, text: str) -> str:
-        """The words in which the pipeline asks a question, for training; the text itself if negated or a problem."""
-        form = self.form(text)
-        return text if form.problem or form.is_negated else form.asked
+    def as_asked(self, text: str, answer: str) -> tuple[str, str]:
+        """The words in which the pipeline asks a question, and the answer to them; unchanged if it has a problem."""
+        form, opposite = self.form(text), {"yes": "no", "no": "yes"}
+        if form.problem or (form.is_negated and answer.lower() not in opposite):
+            return text, answer
+        return form.asked, opposite[answer.lower()] if form.is_negated else answer
 
     def answer_kind(self, words: str) -> AnswerKind | None:
         """The kind of answer that a question in words asks for; None for a question of a kind that was not taught.

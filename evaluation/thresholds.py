@@ -20,6 +20,7 @@ import numpy as np
 
 from ..common.files import DataError
 from ..data.grammar import question_type_of
+from ..question_traffic_vlm import Rules
 from . import MIN_ANSWERS
 
 
@@ -88,14 +89,14 @@ def fit_thresholds(answers: Any) -> Thresholds | None:
         the thresholds; None with fewer than 10 yes or no in all.
     """
     answers = answers[answers["truth"].isin(["yes", "no"]) & answers["p_yes"].notna()]
-    default = fit_threshold(answers["p_yes"], answers["truth"] == "yes")
+    forms = answers["question"].map(Rules().form)  # "Is the road dry?" is asked as "Is the road wet?"
+    is_turned = forms.map(lambda form: form.is_negated).astype(bool)
+    p_yes, is_yes = answers["p_yes"].where(~is_turned, 1 - answers["p_yes"]), (answers["truth"] == "yes") ^ is_turned
+    default = fit_threshold(p_yes, is_yes)
     if default is None:
         return None
-    types = answers["question"].map(question_type_of)
-    fitted = {
-        str(name): fit_threshold(members["p_yes"], members["truth"] == "yes")
-        for name, members in answers.groupby(types)
-    }
+    types = forms.map(lambda form: question_type_of(form.asked))
+    fitted = {str(name): fit_threshold(members, is_yes[members.index]) for name, members in p_yes.groupby(types)}
     return Thresholds(default, {name: one for name, one in fitted.items() if one})
 
 

@@ -60,6 +60,8 @@ class Arguments(TrainingArguments):
     def __post_init__(self) -> None:
         self.use_cpu |= not torch.accelerator.is_available()  # otherwise the library refuses --bf16 on a CPU
         self.load_best_model_at_end &= self.eval_strategy != "no"
+        if (self.metric_for_best_model or "").removeprefix("eval_") in ("ece", "perplexity"):
+            self.greater_is_better = False  # the library knows it of names that end in "loss"
         super().__post_init__()
 
 

@@ -128,6 +128,8 @@ def test_a_model_that_is_shown_the_mean_image_scores_one_half(processor, rows):
 def test_the_loss_of_answers_is_a_mean_over_tokens(model, processor, rows):
     """Batches of different sizes give the same mean; equal logits give the logarithm of all words but [PAD]."""
     assert loss_metrics(model, processor, rows, 2) == pytest.approx(loss_metrics(model, processor, rows, 5), rel=1e-5)
+    night = [asking(rows[0], [f"Is it night?{more}"], ["no"]) for more in ("", " Answer yes or no.")]
+    assert loss_metrics(model, processor, night[:1]) == loss_metrics(model, processor, night[1:])  # as it is asked
     uniform = tiny_model()
     torch.nn.init.zeros_(uniform.lm_head.weight)
     assert loss_metrics(uniform, processor, rows)["perplexity"] == pytest.approx(499, rel=1e-4)

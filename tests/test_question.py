@@ -196,6 +196,7 @@ def test_the_opposite_of_a_question_is_asked(line):
     question, asked = line.split("|")
     form = RULES.form(question)
     assert (form.asked, form.is_negated, form.problem) == (asked, True, None)
+    assert RULES.as_asked(question, "Yes") == (asked, "no") and RULES.as_asked(question, "two") == (question, "two")
 
 
 @pytest.mark.parametrize("problem", FORMS["problems"])

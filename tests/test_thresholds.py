@@ -104,6 +104,8 @@ def test_thresholds_are_fitted_by_the_words_of_the_questions():
     assert thresholds.question_types == {"presence": fit([0.4] * 20, [0.2] * 20)}
     assert thresholds.default == fit([0.4] * 20 + [0.9] * 29, [0.2] * 20 + [0.9] * 9 + [0.1] * 20)
     assert fit_thresholds(answers[-2:]) is None
+    dry = pd.DataFrame({"question": "Is the road dry?", "p_yes": [0.9, 0.65] * 20, "truth": ["yes", "no"] * 20})
+    assert 0.1 < fit_thresholds(dry).for_question("Is the road wet?").threshold <= 0.35  # this is asked
 
 
 # Answers

@@ -18,6 +18,7 @@ from tiny import ROOT, TINY_TOWER, free_port, save_folder, start_process, tiny_c
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.datasets import SyntheticRows, load_rows
 from traffic_vlm.data.synthetic import render
+from traffic_vlm.scripts.train import Arguments
 from traffic_vlm.training.auxiliary.losses import LOSSES, make_targets
 from traffic_vlm.training.auxiliary.presence import HEAD_FILE, QueryHead, load_training_head, save_training_head
 from traffic_vlm.training.collator import TrafficCollator
@@ -188,6 +189,8 @@ def test_a_tower_of_transformers_with_a_class_token_and_its_own_normalization(st
     model, processor = prepare_model(TrainOptions(from_scratch=True, vision_tower=str(tmp_path / "tower")))
     assert processor.image_processor.image_mean == pytest.approx([0.481, 0.458, 0.408], abs=1e-3)
     torch.testing.assert_close(model.model.vision_tower.state_dict(), tower.state_dict())
+    with pytest.raises(ValueError, match="--freeze_blocks is for our own vision tower, not for CLIPVisionModel"):
+        prepare_model(TrainOptions(from_scratch=True, vision_tower=str(tmp_path / "tower"), freeze_blocks=2))
     learn(start, tmp_path / "out", f"--vision_tower {tmp_path / 'tower'} {ONE_STEP}")
     assert {"presence_loss", "grounding_loss"} <= history(tmp_path / "out")[0].keys()
 
@@ -247,11 +250,13 @@ def test_the_last_tenth_has_the_default_size_with_any_number_of_images(tmp_path)
 
 def test_own_questions_are_checked(start, tmp_path):
     zebras, long = own_folder(tmp_path / "zebras", "zebra"), own_folder(tmp_path / "long", "car " * 130)
-    one = own_folder(tmp_path / "one", images=1)
+    one, two = own_folder(tmp_path / "one", images=1), own_folder(tmp_path / "two") / "metadata.jsonl"
+    two.write_text(two.read_text().replace("a bus?", "a bus? Is it wet?"))
     for options, message in (
         (f"--train_dataset {zebras}", "are not known: --add_words zebra teaches them"),
         (f"--eval_dataset {zebras}", "are not known: --add_words zebra teaches them"),
         (f"--train_dataset {long}", "at most 128 are allowed"),
+        (f"--train_dataset {two.parent}", "has no answer later: 'Is there a bus? Is it wet?' contains 2 questions"),
         (f"--train_dataset {one}", "must have rows, these have [0]"),
     ):
         assert message in refuse(start, tmp_path / "out", options)
@@ -313,6 +318,7 @@ def test_nan_stops_training_before_a_checkpoint_is_written(start, tmp_path, monk
         ("--from_scratch true", "pass either --model_name_or_path"),
         ("--train_dataset synthetic docs ./docs/../docs", "docs and docs/../docs: a folder is given twice"),
         ("--image_size 60", "image_size=60"),
+        ("--locate forklift", "--locate forklift: is not one of"),
         ("--images_per_epoch 0", "--images_per_epoch must be at least 1, got 0"),
         ("--questions_per_image -1", "--questions_per_image must be at least 0, got -1"),
         ("--questions_per_image 0 --eval_dataset synthetic", "synthetic has no scenes; make the dataset"),
@@ -333,6 +339,13 @@ def test_invalid_options_are_refused(start, tmp_path, options, message):
 
 def test_the_start_weights_are_not_overwritten(start):
     assert f"--output_dir {start} has the weights to start from" in refuse(start, start, ONE_STEP)
+
+
+def test_defaults_that_the_library_and_the_image_size_leave_wrong(tmp_path):
+    for name in ("eval_perplexity", "ece"):
+        assert Arguments(output_dir=str(tmp_path), metric_for_best_model=name).greater_is_better is False
+    config = prepare_model(TrainOptions(model_name_or_path=str(ROOT), image_size=224))[0].config
+    assert config.yes_no_temperature == config.size_temperatures["224"]
 
 
 def test_a_model_of_oblong_images_is_trained_on_them(tmp_path):

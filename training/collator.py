@@ -134,7 +134,7 @@ class TrafficCollator:
         rng = random.Random(int(drawn.rng.integers(1 << 62)))
         if scene is None:
             pairs = zip(row.get("questions") or (), row.get("answers") or (), strict=True)
-            questions = [Question(self.processor.rules.as_asked(text), answer, "", "", "") for text, answer in pairs]
+            questions = [Question(*self.processor.rules.as_asked(*pair), "", "", "") for pair in pairs]
             if len(questions) > self.questions_per_image:
                 questions = rng.sample(questions, self.questions_per_image)
             return Prepared(change_light(whole, drawn.rng), questions, None, source)

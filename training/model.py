@@ -92,6 +92,8 @@ def build_model(options: TrainOptions) -> Any:
     tower = load_tower(options.vision_tower, size) if options.vision_tower else None
     sizes = base or options.config
     config = TrafficVLMConfig.from_pretrained(sizes) if sizes else TrafficVLMConfig()
+    if options.image_size:
+        config.yes_no_temperature = config.temperature_at(height_and_width(options.image_size))
     config.vision_config.update(size)
     if options.hidden_dropout is not None:
         config.text_config.hidden_dropout = options.hidden_dropout
@@ -102,6 +104,11 @@ def build_model(options: TrainOptions) -> Any:
         model = TrafficVLMForConditionalGeneration(config)
     if tower:
         model.config.vision_config, model.model.vision_tower = tower.config, tower
+    given = [name for name in ("freeze_blocks", "locate", "pool_above") if getattr(options, name)]
+    if given and not isinstance(model.model.vision_tower, TrafficVLMVisionModel):
+        raise ValueError(
+            f"--{given[0]} is for our own vision tower, not for {type(model.model.vision_tower).__name__}"
+        )
     parts = {"pool_above": options.pool_above, "located": dict.fromkeys(options.locate, NEW_SCORE)}
     if new := {name: value for name, value in parts.items() if value}:
         model.model.vision_tower = add_parts(model.model.vision_tower, **new)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..common.options import option
 from ..configuration_traffic_vlm import check_image_size
-from ..data.scene import SYNTHETIC
+from ..data.scene import CLASSES, SYNTHETIC
 
 
 LOSSES = ("presence", "grounding", "agreement", "centers")  # auxiliary; `auxiliary/losses.py` has them
@@ -86,6 +86,8 @@ class TrainOptions:
             check_image_size(side)
         if self.teacher_size and self.questions_per_image:
             raise ValueError(f"--teacher_size {self.teacher_size} teaches a tower alone: --questions_per_image 0")
+        if unknown := [name for name in self.locate if name not in CLASSES]:
+            raise ValueError(f"--locate {unknown[0]}: is not one of {', '.join(CLASSES)}")
         if self.average_decay >= 1:
             raise ValueError(f"--average_decay must be below 1, got {self.average_decay}")
         if bool(self.model_name_or_path) == self.from_scratch:

@@ -41,13 +41,16 @@ def own_questions(datasets: Sequence[Any], processor: Any) -> list[tuple[str, st
     """The user's own (question as it will be asked, answer) in datasets, without repeats.
 
     Raises:
-        ValueError: a question or answer has unknown words, is empty or too long.
+        ValueError: a question or answer has unknown words, is empty or too long; or the pipeline does not ask it.
     """
     pairs: dict[tuple[str, str], None] = {}
     for rows in photographs(datasets):
         if not rows["scene"][0]:
             for row in rows.select_columns(["questions", "answers"]):
-                pairs |= dict.fromkeys(zip(map(processor.rules.as_asked, row["questions"]), row["answers"]))
+                pairs |= dict.fromkeys(map(processor.rules.as_asked, row["questions"], row["answers"]))
+    for text, _ in pairs:
+        if problem := processor.rules.form(text).problem:
+            raise ValueError(f"one of your questions has no answer later: {problem}")
     if pairs:
         questions, answers = map(list, zip(*pairs))
         if unknown := processor.unknown_words(questions + answers):
