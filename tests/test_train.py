@@ -22,7 +22,7 @@ from traffic_vlm.scripts.train import Arguments
 from traffic_vlm.training.auxiliary.losses import LOSSES, make_targets
 from traffic_vlm.training.auxiliary.presence import HEAD_FILE, QueryHead, load_training_head, save_training_head
 from traffic_vlm.training.collator import TrafficCollator
-from traffic_vlm.training.drawing import Drawn
+from traffic_vlm.training.drawing import Drawing, Drawn
 from traffic_vlm.training.model import prepare_model
 from traffic_vlm.training.options import LOSSES as WEIGHTED
 from traffic_vlm.training.options import TrainOptions
@@ -76,11 +76,14 @@ def test_a_run_is_logged_judged_and_pushed_and_its_folder_loads_by_itself(start,
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_resumed_run_equals_an_uninterrupted_one_and_averages_all_steps(start, tmp_path, workers):
-    epochs = f"--num_train_epochs 3 --images_per_epoch 4 --save_total_limit 3 --dataloader_num_workers {workers}"
-    options = f"{epochs} --average_decay 0.2 {NO_EVAL}"
+def test_a_resumed_run_equals_an_uninterrupted_one_and_averages_all_steps(start, tmp_path, workers, monkeypatch):
+    epochs, set_epoch = list[int](), Drawing.set_epoch
+    monkeypatch.setattr(Drawing, "set_epoch", lambda self, epoch: set_epoch(self, epoch) or epochs.append(epoch))
+    lengths = f"--num_train_epochs 3 --images_per_epoch 4 --save_total_limit 3 --dataloader_num_workers {workers}"
+    options = f"{lengths} --average_decay 0.2 {NO_EVAL}"
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     learn(start, whole, options)
+    assert {*epochs} == {0, 1, 2}
     steps, average = [weights(whole / f"checkpoint-{step}") for step in (1, 2, 3)], weights(whole)
     for name, first in steps[0].items():
         if first.is_floating_point():  # weights and running statistics

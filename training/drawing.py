@@ -88,6 +88,10 @@ class Drawing(Dataset[Any]):
     def __len__(self) -> int:
         return self.options.images_per_epoch
 
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the images of this epoch. accelerate calls it."""
+        self.epoch = epoch
+
     def __getitems__(self, indices: Sequence[int]) -> Drawn:
         first = self.epoch * len(self) + indices[0]
         rng = np.random.default_rng([self.seed, first])

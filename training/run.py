@@ -21,7 +21,7 @@ from .model import prepare_model
 from .options import TrainOptions
 from .publish import publish, write_card
 from .rows import open_datasets, own_questions, rows_for_tower, sources_of, split_for_evaluation
-from .trainer import BEFORE_FILE, StartEpoch, TrafficTrainer, check_options, last_checkpoint
+from .trainer import BEFORE_FILE, TrafficTrainer, check_options, last_checkpoint
 from .words import add_words
 
 
@@ -70,7 +70,6 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
         targets = make_targets(weights, processor, vision_config, sources)
     collator = TrafficCollator(processor, options.questions_per_image, targets, options.teacher_size)
     trainer = TrafficTrainer(model, arguments, collator, drawing, eval_rows, processor, options=options)
-    trainer.add_callback(StartEpoch(drawing))
     checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
     arguments.resume_from_checkpoint = str(checkpoint) if checkpoint else None
     if checkpoint and arguments.should_log:

@@ -22,7 +22,6 @@ from transformers import Trainer, TrainerCallback
 from ..common.files import DataError, atomic_write, atomic_write_text
 from ..evaluation.predict import loss_metrics, predict
 from ..evaluation.report import answer_metrics
-from .drawing import Drawing
 from .options import TrainOptions
 
 
@@ -211,13 +210,3 @@ class TrafficTrainer(Trainer):
             from .auxiliary.tower import answer_presence
 
             return answer_presence(*parts)
-
-
-class StartEpoch(TrainerCallback):
-    """Tell a `Drawing` the epoch, which the library does not do with several processes."""
-
-    def __init__(self, drawing: Drawing):
-        self.drawing = drawing
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.drawing.epoch = int((state.epoch or 0) + 1e-6)  # rounding may make 2.0 slightly smaller
