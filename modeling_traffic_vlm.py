@@ -405,7 +405,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         """Encoded images of pixels [I,3,H,W], with gradients."""
         check_pixels(pixel_values, self.pixel_shape, self.any_size)
         height, width = pixel_values.shape[2:]
-        graphs = getattr(self.fast, "graphs", None)
+        graphs: Any = getattr(self.fast, "graphs", None)
         is_recorded = graphs is not None and graphs.is_usable()
         images = graphs.encode(pixel_values) if is_recorded else self.look(pixel_values)
         return replace(images, image_size=(height, width))

@@ -133,8 +133,8 @@ class TrafficCollator:
         scene, whole, source = scene_of(row), np.asarray(to_rgb(row["image"])), str(row.get("source", ""))
         rng = random.Random(int(drawn.rng.integers(1 << 62)))
         if scene is None:
-            pairs = zip(row.get("questions") or (), row.get("answers") or (), strict=True)
-            questions = [Question(*self.processor.rules.as_asked(*pair), "", "", "") for pair in pairs]
+            pairs = map(self.processor.rules.as_asked, row.get("questions") or (), row.get("answers") or ())
+            questions = [Question(text, answer, "", "", "") for text, answer in pairs]
             if len(questions) > self.questions_per_image:
                 questions = rng.sample(questions, self.questions_per_image)
             return Prepared(change_light(whole, drawn.rng), questions, None, source)
