@@ -141,6 +141,7 @@ _NEGATION = re.compile(
 _LEFT_OUT = [
     (r"(?<=\w)[\s.,?!]+(?:(?:do not|don.?t) explain|no explanations?|thanks|thank you)\b(?: \w+){0,3}\W*$", ""),
     (r"^\W*(?:hi|hello|hey)(?: there)?\b[\s,.!]*(?=\w)", ""),
+    (r"^(?:(?:may|can|could) i ask|i wonder)(?: you)?[\s,:]+(?=\w)", ""),
     (r"\b(whether) or not\b|,?\s*\bor (?:not\b|no\W*$)", r"\1"),
     (r"(?<=[^\W\d_]{3}) ?/ ?(?=[^\W\d_]{3})", " or "),  # "red/green"
     # "It is raining, isn't it?" and "It is raining, right?" ask whether it is raining.
