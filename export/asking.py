@@ -5,11 +5,12 @@ web/traffic_vlm.js calls `Asking`; texts of JSON go in and out. This module need
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from difflib import SequenceMatcher
 from typing import Any
 
 from ..common.answers import answer_notes, answer_text, map_strength, words_to_map
-from ..question_traffic_vlm import UNKNOWN_TOKEN, Prompt, Question, Rules
+from ..question_traffic_vlm import Prompt, Question, Rules
 
 
 class Asking:
@@ -36,9 +37,8 @@ class Asking:
     def _prompt(self, text: str) -> Prompt:
         found = json.loads(self.tokenize(text)) if text else []  # "^" has no token either
         ids, tokens, words = ([one[i] for one in found] for i in range(3))
-        unknown = as_typed(text, [word for token, word in zip(tokens, words) if token == UNKNOWN_TOKEN])
-        typed = [next(unknown) if token == UNKNOWN_TOKEN else word for token, word in zip(tokens, words)]
-        return Prompt([self.about["start"], *ids, self.vocabulary["?"]], ["[SOS]", *tokens, "?"], typed)
+        ids = [self.about["start"], *ids, self.vocabulary["?"]]
+        return Prompt(ids, ["[SOS]", *tokens, "?"], as_typed(text, words))
 
     def words(self, question: Question) -> str:
         """JSON of [column, word] for each word with a map; first the word that the question is about."""
@@ -61,13 +61,14 @@ class Asking:
         return show(question.item(**more), question)
 
 
-def as_typed(text: str, words: list[str]) -> Iterator[str]:
-    """Yield each word as the user typed it; a word that the tokenizer rewrote is yielded unchanged."""
-    end = 0
-    for word in words:
-        found = re.compile(re.escape(word), re.IGNORECASE).search(text, end)
-        end = found.end() if found else end
-        yield found[0] if found else word
+def as_typed(text: str, words: list[str]) -> list[str]:
+    """For each word of the tokenizer, the word of the text that it was made from: "tram" for "train"."""
+    own = re.findall(r"[^\W_]+|[^\w\s]|_", text)
+    typed = list(words)
+    for _, i, end, k, last in SequenceMatcher(None, [word.casefold() for word in own], words).get_opcodes():
+        many = end - i != last - k  # one became several
+        typed[k:last] = [" ".join(own[i:end]) or words[k]] * (last - k) if many else own[i:end]
+    return typed
 
 
 def show(item: dict[str, Any], question: Question) -> str:

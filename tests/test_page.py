@@ -205,7 +205,7 @@ def test_the_page_in_a_browser(page, browser, photo, tmp_path, monkeypatch):
 
     tab.locator(".gallery-item").first.click()
     tab.wait_for_function("document.querySelector('#description').innerText.trim()")
-    questions.fill("Is there a car?\nIs there a flibbertigibbet?\nWhat is ahead?")
+    questions.fill("Is there a car?\nIs there a flibbertigibbet bus?\nWhat is ahead?")
     questions.press("Shift+Enter")
     tab.locator("#answers td", has_text="ignored: flibbertigibbet").wait_for()
     tab.locator("#overlay img").wait_for()

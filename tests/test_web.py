@@ -163,7 +163,7 @@ def test_answers_are_those_of_python(model_folder, page, tab):
             if item["answer"]:
                 column, word = mapped_words(vqa, item["question"])[0]
                 weights = attention_of_question(vqa, encoded, item["question"])[column].flatten().numpy()
-                assert words[0][0] == word and np.abs(np.array(words[0][1]) - weights).sum() < 0.1
+                assert words[0][0] == word and np.abs(np.array(words[0][1]) - weights).sum() < 0.2
 
 
 def wait_for_answers(tab, count):
@@ -182,7 +182,7 @@ def test_people_can_use_the_page(tab, tmp_path, request):
     items = wait_for_answers(tab, 5)
     assert all(item["answer"] for item in items) and "Works offline" in tab.locator("#status").inner_text()
     tab.locator("#caption", has_text="Orange: where “car” looks").wait_for()
-    ask.fill("Is there a Flibbertigibbet near the bus?")
+    ask.fill("Is there a bus near the Flibbertigibbet?")
     ask.press("Enter")
     [item, *others] = wait_for_answers(tab, 6)
     assert item["unknown_words"] == ["Flibbertigibbet"] and others == items  # others are not asked again

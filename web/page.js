@@ -30,6 +30,7 @@ async function start() {
   }
   await installWorker();
   model = await TrafficVLM.load((done, total) => {
+    if ($("progress").hidden) return; // it has failed
     Object.assign($("progress"), { value: done, max: total });
     const [loaded, all] = [done, total].map((bytes) => (bytes / 1e6).toFixed(0));
     $("status").textContent = done < total ? `Loading ${loaded} of ${all} MB …` : "Starting …";
@@ -94,6 +95,9 @@ function choose(open, name) {
       suggest();
     } catch (error) {
       $("picture-problem").textContent = `${name} ${error.message}`;
+      for (const row of document.querySelectorAll("#answers li:not([data-item])")) {
+        row.replaceWith(answerLater(row.querySelector(".question").textContent)); // the picture before stays
+      }
       say();
     }
   });

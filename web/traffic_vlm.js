@@ -164,11 +164,14 @@ async function download(files, onProgress) {
     for (const reader = response.body.getReader(); ; ) {
       const { value } = await reader.read();
       if (!value) break;
-      content.set(value, place);
+      if (place + value.length <= content.length) content.set(value, place);
       place += value.length;
       onProgress((done += value.length), total);
     }
-    if (place < content.length) throw new Error(`${path} ended after ${place} of ${content.length} bytes`);
+    if (place !== content.length) {
+      await (await self.caches?.open("traffic-vlm"))?.delete(response.url); // so that the next visit asks again
+      throw new Error(`${path} has ${place} bytes instead of ${content.length}`);
+    }
     return [path, content.buffer];
   };
   return Object.fromEntries(await Promise.all(Object.keys(files).map(fetchOne)));
