@@ -9,7 +9,7 @@ TRAFFIC_VLM_API_KEY is set, requests for answers must send that key. docs/servin
 
 import sys
 
-from traffic_vlm.common.options import option_parser
+from traffic_vlm.common.options import option_parser, silence_libraries
 from traffic_vlm.scripts import command
 
 
@@ -17,6 +17,7 @@ from traffic_vlm.scripts import command
 def main() -> int:
     from traffic_vlm.serving.deployment import ServeOptions, serve
 
+    silence_libraries()
     [options] = option_parser([ServeOptions], __doc__).parse_args_into_dataclasses()
     try:
         serve(options)

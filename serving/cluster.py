@@ -1,6 +1,7 @@
 """Ray: how it is started and stopped, and how its machines are shared among processes with a model each."""
 
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,7 +35,9 @@ def running_ray(address: str | None) -> Iterator[Any]:
     try:
         yield ray
     except ray.exceptions.RayError as error:
-        raise OSError(f"Ray has failed: {str(error).strip().splitlines()[-1]}") from error
+        lines = str(error).strip().splitlines()  # Ray's advice follows; the first of chained errors is the cause
+        causes = [line for line in lines if re.match(r"[A-Za-z_][\w.]*: ", line)]
+        raise OSError(f"Ray has failed: {(causes or lines[-1:])[0]}") from error
     finally:
         ray.shutdown()
 

@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 import threading
+from dataclasses import replace
 from typing import Any
 
 from ..common.options import handle_signals
@@ -38,6 +39,7 @@ def serve(options: ServeOptions) -> None:
         raise ValueError(f"{API_KEY} is set, but empty: unset it to require no key")
     if options.address is None:
         check_port(options.host, options.port)
+    replace(options, device="cpu").load()  # a wrong model is refused here, with its reason
     handle_signals()
     with running_ray(options.address) as ray:
         from ray import serve as ray_serve
@@ -61,5 +63,7 @@ def serve(options: ServeOptions) -> None:
             url = f"http://{options.host}:{options.port}{options.root_path}"
             print(f"serving on {url}, described at its /docs; Ctrl-C stops it", flush=True)
             threading.Event().wait()
+        except RuntimeError as error:  # a replica cannot start
+            raise OSError(f"the service does not start: {error}") from error
         finally:  # not serve.shutdown(): a cluster may run other applications, and on this machine it prints errors
             ray_serve.delete(NAME)

@@ -230,6 +230,8 @@ def read_blocks(kind: str, files: list[str], blocks: int, fs: FileSystem, option
         return ray.data.read_webdataset(files, decoder=None, **shared)
     names = pq.read_schema(files[0], filesystem=fs).names
     columns = [name for name in (options.column, options.key_column) if name]
+    if "path" in columns:  # Ray puts the file's path there
+        raise DataError("a column 'path' cannot be read: rename it")
     if missing := [name for name in columns if name not in names]:
         raise DataError(f"{files[0]}: has no column {missing[0]!r}; its columns are {', '.join(names)}")
     return ray.data.read_parquet(files, columns=[*columns, "path"], **shared)
@@ -273,6 +275,8 @@ def label(source: str, options: LabelOptions) -> None:
         ValueError: the input, the folder, a question or the device cannot be used.
         OSError: Ray or the model does not start, or a file cannot be read or written. Complete files of labels stay.
     """
+    if f"{open_url(options.output_dir)[1]}/".startswith(f"{open_url(source)[1]}/"):
+        raise DataError(f"--output_dir {options.output_dir}: is inside the input, so the next run would read it")
     shared = prepare(options)
     kind, files, left_out = list_files(source)
     if left_out:

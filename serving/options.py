@@ -60,11 +60,14 @@ class ModelOptions:
 
         Raises:
             OSError: no such model, or its weights cannot be read.
-            ValueError: the weights do not match config.json.
-            RuntimeError: no such device.
+            ValueError: the weights do not match config.json, or there is no such device.
         """
         choose_threads(self.threads)
-        device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        try:
+            device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"--device {self.device}: {str(error).partition(chr(10))[0]}") from error
         dtype = torch.float32 if device.type == "cpu" and not self.bf16 else torch.bfloat16
         model = load_weights(self.model, dtype=dtype).eval()
         processor = TrafficVLMProcessor.from_pretrained(self.model)

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from cachetools import LRUCache
 from fastapi import Depends, FastAPI, HTTPException, Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from starlette.datastructures import UploadFile
 from starlette.middleware.cors import CORSMiddleware
 
@@ -52,6 +52,8 @@ class ServeOptions(ModelOptions):
 
 class ImageRequest(BaseModel):
     """One image, which is a file in a form, or base64."""
+
+    model_config = ConfigDict(extra="forbid")
 
     image: Annotated[
         bytes,

@@ -251,3 +251,5 @@ def test_each_kind_of_input_gives_the_same_labels_and_its_keys(saved_model, tmp_
         assert len(rows) == 12 and answers == expected and [good for _, good in answers] == [True] * 10 + [False] * 2
     with pytest.raises(DataError, match="has no column 'image'; its columns are picture, id"):
         read_blocks("parquet", files, 2, LocalFileSystem(), label_options(tmp_path / "out", saved_model))
+    with pytest.raises(DataError, match="a column 'path' cannot be read"):
+        read_blocks("parquet", files, 2, LocalFileSystem(), label_options("out", saved_model, key_column="path"))
