@@ -536,6 +536,10 @@ class Rules:
                 return True
         return False
 
+    def all_as_asked(self, questions: Iterable[str], answers: Iterable[str]) -> list[tuple[str, str]]:
+        """`as_asked` of each question and its answer. A ValueError: there are more of one than of the other."""
+        return [self.as_asked(*pair) for pair in zip(questions, answers, strict=True)]
+
     def as_asked(self, text: str, answer: str) -> tuple[str, str]:
         """The words in which the pipeline asks a question, and the answer to them; unchanged if it has a problem."""
         form, opposite = self.form(text), {"yes": "no", "no": "yes"}

@@ -147,7 +147,7 @@ def loss_metrics(model: Any, processor: Any, rows: Iterable[Row], batch_size: in
     """
     total, tokens, asked = 0.0, 0, with_questions(rows)
     while batch := list(islice(asked, batch_size)):
-        asked_of = [[*map(processor.rules.as_asked, row["questions"], row["answers"])] for row in batch]
+        asked_of = [processor.rules.all_as_asked(row["questions"], row["answers"]) for row in batch]
         inputs = processor(
             images=[to_rgb(row["image"]) for row in batch],
             text=[[text for text, _ in pairs] for pairs in asked_of],

@@ -199,6 +199,12 @@ def test_the_opposite_of_a_question_is_asked(line):
     assert RULES.as_asked(question, "Yes") == (asked, "no") and RULES.as_asked(question, "two") == (question, "two")
 
 
+def test_each_question_of_a_training_needs_an_answer():
+    assert RULES.all_as_asked(["Is it dry?", "Weather?"], ["no", "clear"])[0] == ("Is it wet?", "yes")
+    with pytest.raises(ValueError, match="shorter"):
+        RULES.all_as_asked(["Is it dry?", "Weather?"], ["no"])
+
+
 @pytest.mark.parametrize("problem", FORMS["problems"])
 def test_what_cannot_be_asked(problem):
     for question in split(FORMS["problems"][problem]):

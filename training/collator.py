@@ -133,7 +133,7 @@ class TrafficCollator:
         scene, whole, source = scene_of(row), np.asarray(to_rgb(row["image"])), str(row.get("source", ""))
         rng = random.Random(int(drawn.rng.integers(1 << 62)))
         if scene is None:
-            pairs = map(self.processor.rules.as_asked, row.get("questions") or (), row.get("answers") or ())
+            pairs = self.processor.rules.all_as_asked(row.get("questions") or (), row.get("answers") or ())
             questions = [Question(text, answer, "", "", "") for text, answer in pairs]
             if len(questions) > self.questions_per_image:
                 questions = rng.sample(questions, self.questions_per_image)

@@ -47,7 +47,7 @@ def own_questions(datasets: Sequence[Any], processor: Any) -> list[tuple[str, st
     for rows in photographs(datasets):
         if not rows["scene"][0]:
             for row in rows.select_columns(["questions", "answers"]):
-                pairs |= dict.fromkeys(map(processor.rules.as_asked, row["questions"], row["answers"]))
+                pairs |= dict.fromkeys(processor.rules.all_as_asked(row["questions"], row["answers"]))
     for text, _ in pairs:
         if problem := processor.rules.form(text).problem:
             raise ValueError(f"one of your questions has no answer later: {problem}")
