@@ -163,7 +163,8 @@ def test_answers_are_those_of_python(model_folder, page, tab):
             if item["answer"]:
                 column, word = mapped_words(vqa, item["question"])[0]
                 weights = attention_of_question(vqa, encoded, item["question"])[column].flatten().numpy()
-                assert words[0][0] == word and np.abs(np.array(words[0][1]) - weights).sum() < 0.2
+                bound = 0.2 if model_folder == ROOT else 0.1  # in int8; of the shipped weights 0.145 was measured
+                assert words[0][0] == word and np.abs(np.array(words[0][1]) - weights).sum() < bound
 
 
 def wait_for_answers(tab, count):
