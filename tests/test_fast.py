@@ -163,6 +163,7 @@ def test_in_the_context_a_model_can_be_saved_but_not_copied(model, tmp_path):
 
 
 def test_unusual_passes_are_left_to_the_model(model):
+    before = traces(model)
     with model.fast_context():
         model(IDS, PIXELS, labels=IDS).loss.backward()
         assert all(parameter.grad is not None for parameter in model.parameters())
@@ -171,3 +172,4 @@ def test_unusual_passes_are_left_to_the_model(model):
         with torch.no_grad():
             model.model.vision_tower.train()(PIXELS)  # the statistics of its norms change
     assert model.model.vision_tower.convolutions.stem[1].num_batches_tracked == 1
+    assert traces(model) == before

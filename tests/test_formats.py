@@ -1,6 +1,7 @@
 """Readers: each format gives the expected scene; bad input is reported, skipped, and limits what is exhaustive."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -459,10 +460,18 @@ LABELS = {  # of the same images in three formats: 1 and 2 are for training, 3 i
 
 
 @pytest.mark.parametrize("format", LABELS)
-def test_the_classes_and_splits_of_a_folder_are_drafted(tmp_path, format):
+def test_the_classes_and_splits_of_a_folder_are_drafted(tmp_path, monkeypatch, format):
+    """Each file is opened once, for the draft and the records, and the folder is walked once."""
     folders = ["JPEGImages"] * 2 if format == "voc" else ["images/train", "images/val"]
     write(tmp_path, {f"{folders[i == 3]}/{i}.jpg": SIZE for i in (1, 2, 3)} | LABELS[format])
-    mapping, _ = draft_mapping(Folder(tmp_path), tmp_path / "draft.json")
+    folder, opened, real = Folder(tmp_path), Counter[Path](), Path.open
+    with monkeypatch.context() as counting:
+        counting.setattr(Path, "open", lambda path, *args, **more: opened.update([path]) or real(path, *args, **more))
+        mapping, _ = draft_mapping(folder, tmp_path / "draft.json")
+        assert read_source(folder, mapping, "train", Problems())
+    assert {count for path, count in opened.items() if path.is_relative_to(tmp_path)} == {1}
+    walked = ["images/train", "labels/train"] if format == "yolo" else ["."]
+    assert [path.relative_to(tmp_path).as_posix() for path in folder.walked] == walked
     assert mapping.format == format and mapping.exhaustive == {"car", "motorcycle"}
     for split, names in {"train": ["1.jpg", "2.jpg"], "val": ["3.jpg"]}.items():
         records, problems = read(tmp_path, mapping, split)

@@ -1,5 +1,6 @@
 """The README's Python runs as it is written, on a folder with a tiny model."""
 
+import ast
 import json
 import re
 import shutil
@@ -48,12 +49,16 @@ def test_readme_runs(processor, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_readme_runs_without_the_package(tmp_path):
+def test_readme_runs_without_the_package_and_prints_what_it_says(tmp_path):
     """With remote code and the weights of this folder, in a process that cannot import `traffic_vlm`."""
     shutil.copy(ROOT / "docs/crossing.jpg", tmp_path / "scene.jpg")
     blocks = [block for block in BLOCKS if "traffic_vlm" not in block]
     printed = new_process(f"folder = {str(ROOT)!r}\n" + "\n".join(blocks), tmp_path)
-    assert "'answer': 'yes'" in printed and "problem" not in printed
+    assert "problem" not in printed
+    [documented] = re.findall(r"This prints one item .*?\n\n    (\[.*?\])\n\n", README, flags=re.DOTALL)
+    items, expected = map(ast.literal_eval, (printed.splitlines()[0], documented))
+    # In bfloat16, CPUs differ: a score was 0.73 on some and 0.84 on others.
+    assert items == [pytest.approx(item, abs=0.15) for item in expected]
 
 
 @pytest.mark.parametrize("path", FILES)

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -478,8 +479,10 @@ def test_a_tower_alone_has_the_losses_of_a_short_loop(new_tower, rows, tmp_path)
     assert (tmp_path / "tower" / "model.safetensors").is_file()
 
 
-def test_a_tower_learns_and_its_average_is_saved(new_tower, dataset, rows, tmp_path, capsys):
-    (train, start), whole = new_tower, tmp_path / "whole"
+def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_result(
+    new_tower, dataset, rows, tmp_path, capsys
+):
+    (train, start), whole, stopped = new_tower, tmp_path / "whole", tmp_path / "stopped"
     options = "--max_steps 24 --per_device_train_batch_size 8 --save_steps 12 --learning_rate 0.01 --eval_steps 12 "
     options += f"--eval_strategy steps --eval_dataset {dataset}"
     train(whole, options)
@@ -487,8 +490,15 @@ def test_a_tower_learns_and_its_average_is_saved(new_tower, dataset, rows, tmp_p
     assert "10 groups are also in --eval_dataset" in printed and "'highway: camera 0'" in printed
     assert printed.count("'eval_balanced_accuracy'") == 2 and printed.count("'balanced_accuracy'") == 1
     assert "tower is in" in printed
-    files = ("model.safetensors", "average.safetensors")
-    last, average = (load_file(whole / "checkpoint-24" / name) for name in files)
+    shutil.copytree(whole / "checkpoint-12", stopped / "checkpoint-12")  # in the middle of an epoch
+    train(stopped, f"{options} --dataloader_num_workers 2")
+    assert f"resuming from {stopped / 'checkpoint-12'}" in capsys.readouterr().out
+    last, average, *resumed = (
+        load_file(folder / "checkpoint-24" / name)
+        for folder in (whole, stopped)
+        for name in ("model.safetensors", "average.safetensors")
+    )
+    torch.testing.assert_close(resumed, [last, average])
     assert [entry["step"] for entry in history(whole, "eval_balanced_accuracy")] == [12, 24]
 
     trained, prefix = load_tower_model(str(whole / "tower")), "training_head.head"
