@@ -32,7 +32,6 @@ from traffic_vlm.data.truth import GroundTruth
 from traffic_vlm.evaluation.metrics import auc, balanced_accuracy
 from traffic_vlm.locating_traffic_vlm import find_objects
 from traffic_vlm.training.auxiliary.centers import center_targets
-from traffic_vlm.training.auxiliary.distillation import Teacher
 from traffic_vlm.training.auxiliary.losses import LOSSES, ForwardPass, make_targets
 from traffic_vlm.training.auxiliary.presence import (
     CATEGORIES,
@@ -49,7 +48,7 @@ from traffic_vlm.training.auxiliary.presence import (
 )
 from traffic_vlm.training.auxiliary.tower import answer_presence, predict_presence
 from traffic_vlm.training.collator import Prepared, TrafficCollator
-from traffic_vlm.training.drawing import Drawing, Drawn, draw_chances
+from traffic_vlm.training.drawing import Drawing, draw_chances
 from traffic_vlm.training.model import TowerModel, add_parts, load_tower
 from traffic_vlm.training.options import TrainOptions
 from traffic_vlm.training.rows import open_datasets, rows_for_tower
@@ -411,29 +410,6 @@ def test_a_center_head_learns_where_objects_are():
     centers = model(pixels / 127.5 - 1).centers[0].detach()
     boxes = [[round(320 * side) for side in box] for _, box, _ in find_objects(centers, 1, 0.3)]
     assert sorted(boxes) == [pytest.approx(item.box, abs=6) for item in CENTERED.objects]
-
-
-def test_a_tower_learns_what_it_said_about_a_larger_image(rows, processor):
-    tower, head = tiny_tower()
-    model = tower_model(tower, head).train()
-    model.training_head["teacher"] = Teacher(tower, head)
-    targets = make_targets(["distillation"], processor, tower.config, [""])
-
-    def gradient(size, teacher_size):
-        collator = TrafficCollator(processor, 0, targets, teacher_size)
-        batch = collator(Drawn([*rows.select(range(4))], (size, size), np.random.default_rng(0)))
-        loss = loss_of(model, batch)
-        [found] = torch.autograd.grad(loss, [head.bias]) if loss.requires_grad else [torch.zeros(1)]
-        return batch, found.abs().max()
-
-    batch, change = gradient(256, 256)
-    torch.testing.assert_close(batch["targets"]["distillation"]["pixels"], batch["pixel_values"] / 127.5 - 1)
-    assert change < 1e-7  # it says the same about the same images
-    batch, change = gradient(192, 256)
-    assert change > 1e-6 and batch["targets"]["distillation"]["pixels"].shape == (4, 3, 256, 256)
-    assert not any(weight.requires_grad for weight in model.training_head["teacher"].parameters())
-    batch, change = gradient(256, 512)
-    assert not len(batch["targets"]["distillation"]["index"]) and change == 0  # the images have 300 pixels
 
 
 @pytest.fixture(scope="module")

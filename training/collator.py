@@ -18,7 +18,7 @@ import cv2
 import numpy as np
 import torch
 
-from ..data.augment import augment, change_light, is_large_enough, resize
+from ..data.augment import augment, change_light
 from ..data.grammar import in_other_words
 from ..data.questions import Balancer, Question, ask
 from ..data.scene import parse_scene, scene_of
@@ -38,7 +38,6 @@ class Prepared:
     questions: list[Question]
     truth: GroundTruth | None  # None for hand-written questions
     source: str
-    large: np.ndarray | None = None  # the same crop for the teacher of a tower, see `auxiliary/distillation.py`
     spans: list[Span] = field(default_factory=list)  # places of the questions, once the batch is packed
 
 
@@ -59,7 +58,6 @@ class TrafficCollator:
         questions_per_image: maximum number of questions about each image. With 0, a batch has images and targets
             alone, to train the tower without a decoder.
         targets: of the auxiliary losses, by name; see `auxiliary/losses.py`.
-        teacher_size: side in pixels of the images of a tower's teacher; 0 without one.
 
     Yes and no are balanced for each question type and class over all rows that a worker collates in an epoch, within
     each source: otherwise the style of a source with many cars would be evidence for a yes. A row without `scene`
@@ -71,7 +69,6 @@ class TrafficCollator:
     processor: Any
     questions_per_image: int = 16
     targets: Mapping[str, Target] = field(default_factory=dict)
-    teacher_size: int = 0
 
     def __post_init__(self) -> None:
         self.balancers: defaultdict[tuple[int, str], Balancer] = defaultdict(Balancer)  # by epoch and source
@@ -117,13 +114,8 @@ class TrafficCollator:
     def augmented(self, row: Mapping[str, Any], drawn: Drawn) -> Prepared:
         """An augmented image of a row, in the size of its batch and without questions."""
         whole, scene = np.asarray(to_rgb(row["image"])), parse_scene(row["scene"])
-        side = (self.teacher_size,) * 2
-        has_teacher = self.teacher_size > 0 and is_large_enough(whole.shape[1], whole.shape[0], side)
-        image, scene = augment(whole, scene, drawn.rng, size=side if has_teacher else drawn.size)
-        truth, source = GroundTruth(scene), row["source"]
-        if has_teacher:
-            return Prepared(resize(image, drawn.size), [], truth, source, large=image)
-        return Prepared(image, [], truth, source)
+        image, scene = augment(whole, scene, drawn.rng, size=drawn.size)
+        return Prepared(image, [], GroundTruth(scene), row["source"])
 
     def asked(self, row: Mapping[str, Any], drawn: Drawn, is_balanced: bool = True) -> Prepared:
         """An augmented image with new questions, or with some of the row's own, in the words in which they are asked.

@@ -75,10 +75,6 @@ def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any
         trained = options.vision_tower or base
         loaded = load_training_head(trained) if trained else None
         head.update({"head": loaded or QueryHead(tower.config.hidden_size), "loss": PresenceLoss(num_sources)})
-    if "distillation" in options.loss_weights():
-        from .auxiliary.distillation import Teacher
-
-        head["teacher"] = Teacher(tower, head["head"])
     if not options.questions_per_image:
         return TowerModel(tower, head), processor
     head["words"] = AskedWords(model.config.get_text_config())

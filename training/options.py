@@ -67,9 +67,6 @@ class TrainOptions:
         [], "sides of the images in pixels, one drawn for each batch; in the last tenth of a run: --image_size"
     )
     size_weights: list[float] = option([], "weight of each of --sizes; default: equal weights")
-    teacher_size: int = option(
-        0, "side in pixels of a larger crop, about which the tower as it is before the run tells it what is there"
-    )
     pool_above: int | None = option(None, "larger images have one token for 2 × 2 patches; default: as the start")
     locate: list[str] = option([], "classes to locate: the tower gets a new center head; default: as the start")
 
@@ -82,10 +79,8 @@ class TrainOptions:
             weights, weighted = getattr(self, name), getattr(self, of)
             if weights and (len(weights) != len(weighted) or not all(0 < weight < math.inf for weight in weights)):
                 raise ValueError(f"--{name} must be positive, one for each of --{of} {weighted}, got {weights}")
-        for side in (*self.sizes, *filter(None, [self.teacher_size])):
+        for side in self.sizes:
             check_image_size(side)
-        if self.teacher_size and self.questions_per_image:
-            raise ValueError(f"--teacher_size {self.teacher_size} teaches a tower alone: --questions_per_image 0")
         if unknown := [name for name in self.locate if name not in CLASSES]:
             raise ValueError(f"--locate {unknown[0]}: is not one of {', '.join(CLASSES)}")
         if self.average_decay >= 1:
@@ -99,9 +94,8 @@ class TrainOptions:
             raise ValueError("the weights of --model_name_or_path have their own sizes: leave out --config")
 
     def loss_weights(self) -> dict[str, float]:
-        """Weights of the auxiliary losses that are not 0, by name; a tower has presence, centers, distillation."""
+        """Weights of the auxiliary losses that are not 0, by name; a tower has presence and centers."""
         weights = {name: getattr(self, f"{name}_weight") for name in LOSSES}
         if not self.questions_per_image:
-            distilled = float(self.teacher_size > 0)
-            weights = {"presence": 1.0, "centers": self.centers_weight, "distillation": distilled}
+            weights = {"presence": 1.0, "centers": self.centers_weight}
         return {name: weight for name, weight in weights.items() if weight}

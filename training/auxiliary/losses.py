@@ -14,7 +14,7 @@ import torch
 
 from ...scoring_traffic_vlm import reading_cross_attention
 from ..collator import Target
-from . import agreement, centers, distillation, grounding, presence
+from . import agreement, centers, grounding, presence
 
 
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {
@@ -22,7 +22,6 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "grounding": grounding.loss,
     "agreement": agreement.loss,
     "centers": centers.loss,
-    "distillation": distillation.loss,
 }
 
 
@@ -40,7 +39,6 @@ def make_targets(
         "grounding": partial(grounding.targets, vision_config=vision_config, processor=processor),
         "agreement": agreement.targets,
         "centers": partial(centers.targets, classes=classes),
-        "distillation": partial(distillation.targets, vision_config=vision_config, processor=processor),
     }
     return {name: made[name] for name in losses if name != "centers" or classes}
 
