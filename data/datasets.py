@@ -46,7 +46,7 @@ from .formats.split import find_by_name, index_files, plain_name, read_json_line
 from .formats.vehicle_colors import parse_vehicle_color, with_vehicle_color
 from .near_duplicates import difference_hash, near_duplicate_groups
 from .questions import Balancer, ask, has_question, rebalance
-from .scene import SYNTHETIC, Scene, parse_scene
+from .scene import SYNTHETIC, Scene, classes_of, parse_scene
 from .synthetic import render
 from .truth import GroundTruth
 
@@ -82,6 +82,7 @@ ADVICE = {
     "unlabeled image": "if these images have no objects, remove 'unlabeled' from the mapping",
     "bad box": "boxes of YOLO are center and size in fractions, boxes of COCO left, top, width and height in pixels",
 }
+LIKE = "like "  # and the id of the first of near-duplicates: a group that the source does not name
 JPEG_QUALITY = 92  # of synthetic images: about 20 kB each, without visible artifacts
 # The id differs for every dataset: `load_dataset` may load another folder of the same name from its cache otherwise.
 CARD = """---
@@ -172,7 +173,7 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
     """
     if len(set(options.source)) < len(options.source):
         raise DataError(f"a source is given twice: {' '.join(options.source)}")
-    items: dict[str, list[Item]] = {}
+    items, names = dict[str, list[Item]](), set[str]()
     for source in options.source:
         if source == SYNTHETIC:
             count = SYNTHETIC_IMAGES if options.num_images is None else options.num_images
@@ -189,7 +190,12 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
             folder, mapping = Folder(Path(root)), load_mapping(name)
         else:
             raise DataError(f"source {source!r} is not a folder, and a mapping needs one: --source {source}=FOLDER")
+        if mapping.name in names:
+            raise DataError(f'two sources are named {mapping.name!r}: rename a folder, or "name" of a mapping file')
+        names.add(mapping.name)
         records = read_source(folder, mapping, options.split, problems)
+        if Path(source).is_dir() and mapping.format == "yolo":
+            records = without_unused(records)
         if options.vehicle_colors is not None:
             records = add_vehicle_colors(records, folder.root, options.vehicle_colors, problems)
         if options.scene_labels is not None:
@@ -201,6 +207,17 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
         found = "; ".join(problems.messages[:3]) or f"--num_images is {options.num_images}"
         raise DataError(f"the sources {options.source} have no usable image: {found}")
     return items
+
+
+def without_unused(records: Sequence[Record]) -> list[Record]:
+    """Records of a drafted mapping, whose classes without any box are not exhaustive: a data.yaml often names the 80
+    classes of COCO, of which somebody labeled two."""
+    used = {name for record in records for item in record.scene.objects for name in classes_of(item.category)}
+    unused = sorted({name for record in records for name in record.scene.exhaustive} - used)
+    if unused:
+        print(f"  no image has a box of {', '.join(unused)}: nothing is taken to be absent of these")
+    scenes = (replace(one.scene, exhaustive=one.scene.exhaustive & used) for one in records)
+    return [replace(record, scene=scene) for record, scene in zip(records, scenes)]
 
 
 def add_scene_labels(records: Sequence[Record], folder: Path, scene_labels: Path, problems: Problems) -> list[Record]:
@@ -267,7 +284,7 @@ def add_groups(rows: Dataset) -> Dataset:
         numbers = near_duplicate_groups(np.array([bits[i] for i in unnamed]).reshape(-1, 64)).tolist()
         first: dict[int, str] = {}
         for i, number in zip(unnamed, numbers):
-            groups[i] = first.setdefault(number, f"like {ids[i]}")
+            groups[i] = first.setdefault(number, f"{LIKE}{ids[i]}")
     return rows.remove_columns(["group", "bits"]).add_column("group", groups)
 
 
@@ -496,6 +513,8 @@ def _read_metadata(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]
     if path.suffix == ".csv":
         reader = csv.DictReader(io.StringIO(text))
         for cells in reader:
+            if None in cells:
+                raise DataError(f"{path}:{reader.line_num}: more cells than columns: put a text with commas in quotes")
             yield f"{path}:{reader.line_num}", cells | {key: [cells.get(key)] for key in ("questions", "answers")}
         return
     for i, line in split_lines(text):

@@ -341,7 +341,8 @@ class GroundTruth:
     def presence(self, kind: QuestionType, category: str) -> AnswerWithBoxes | None:
         group, labeled = self.groups.get(category, NO_GROUP), self.scene.presence.get(category)
         if labeled and not group.clear:
-            return AnswerWithBoxes("yes")
+            # A crop may have cut off the boxes of what was seen.
+            return None if any(map(self.is_absent, classes_of(category))) else AnswerWithBoxes("yes")
         return group.present(category in self.exhaustive or labeled is False)
 
     def place(self, kind: QuestionType, category: str, region: str) -> AnswerWithBoxes | None:
@@ -430,7 +431,7 @@ class GroundTruth:
         known = first.item.category
         if form == "what":
             return AnswerWithBoxes(known)
-        if known == other:
+        if is_a(known, other):
             return AnswerWithBoxes("yes", [first])
         return NO if other in self.exhaustive else None
 

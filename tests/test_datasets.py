@@ -187,6 +187,21 @@ def test_a_folder_alone_is_read_by_the_names_of_its_classes(mine, tmp_path, caps
     assert '"truck"' in load(tmp_path / "second", "train")[0]["scene"]
 
 
+def test_classes_without_a_box_are_not_exhaustive_in_a_folder_of_yolo(tmp_path, capsys):
+    for folder in ("one/frames", "two/frames"):
+        for part in ("images", "labels"):
+            (tmp_path / folder / part / "train").mkdir(parents=True)
+        Image.new("RGB", (64, 64)).save(tmp_path / folder / "images" / "train" / "1.png")
+        (tmp_path / folder / "labels" / "train" / "1.txt").write_text("0 0.5 0.5 0.5 0.5")
+        (tmp_path / folder / "data.yaml").write_text("train: images/train\nnames: [car, bus]")
+    one, two = (str(tmp_path / name / "frames") for name in ("one", "two"))
+    make(tmp_path / "out", source=[one], split="train")
+    assert json.loads(load(tmp_path / "out", "train")[0]["scene"])["exhaustive"] == ["car"]
+    assert "no image has a box of bus: nothing is taken to be absent of these" in capsys.readouterr().out
+    with pytest.raises(DataError, match="two sources are named 'frames': rename a folder"):
+        make(tmp_path / "both", source=[one, two], split="train")
+
+
 def test_each_source_and_split_has_its_own_images(mine, tmp_path):
     def items(**options: object) -> list[list]:
         return list(read_items(DatasetOptions(tmp_path, **options), Problems()).values())
@@ -405,6 +420,17 @@ def test_a_wrong_line_of_own_questions_is_named_before_the_run(tmp_path, text, m
     Image.effect_noise((60, 60), 90).convert("RGB").save(folder / "torn.jpg")
     (folder / "torn.jpg").write_bytes((folder / "torn.jpg").read_bytes()[:1000])
     with pytest.raises(DataError, match=rf"^[^\n]*{message}[^\n]*$"):
+        load_rows([folder])
+
+
+def test_a_text_with_commas_needs_quotes_in_a_csv_file(tmp_path):
+    folder = write_own(tmp_path, "1.png", text="")
+    (folder / "metadata.jsonl").unlink()
+    text = "file_name,questions,answers\n1.png,{},yes\n"
+    (folder / "metadata.csv").write_text(text.format('"At night, is there a bus?"'))
+    assert load_rows([folder])[0]["questions"] == ["At night, is there a bus?"]
+    (folder / "metadata.csv").write_text(text.format("At night, is there a bus?"))
+    with pytest.raises(DataError, match=r"metadata\.csv:2: more cells than columns"):
         load_rows([folder])
 
 

@@ -402,6 +402,17 @@ def test_labels_that_contradict_each_other_have_no_answer():
     assert truth.find(("description", "scene", "what")) is None
 
 
+def test_answers_agree_with_those_of_wider_classes():
+    """An ambulance is an emergency vehicle, a parked car the closest car; what boxes deny, a label does not affirm."""
+    known = frozenset({"vehicle", "car", "parked car", "ambulance", "emergency vehicle"})
+    parked, ambulance = SceneObject("parked car", (0, 200, 99, 299)), SceneObject("ambulance", (150, 50, 250, 150))
+    truth = GroundTruth(Scene(300, 300, (parked, ambulance), {"view": "driver"}, known))
+    assert truth.find(("presence", "emergency vehicle")).answer == "yes"
+    assert truth.find(("closest", "vehicle", "is", "car")).answer == "yes"
+    cropped = Scene(300, 300, (), exhaustive=frozenset({"vehicle"}), presence={"car": True})
+    assert GroundTruth(cropped).find(("presence", "car")) is None
+
+
 # Sampling
 
 
@@ -546,9 +557,14 @@ def test_the_question_type_of_the_docs_is_asked_answered_and_recognized(run_copy
         scene = Scene(600, 400, (stroller,), {"view": "driver"}, frozenset({"stroller", "pedestrian"}))
         truth = GroundTruth(scene)
         for one in enumerate_questions(truth):
-            if one.question_type == "wait":
+            if one.question_type == "in_our_path":
                 print(one.question_id, one.answer, one.boxes == (stroller.box,))
-        asked = [one for one in ask(truth, random.Random(0), 40) if one.question_type == "wait"]
-        print(*{question_type_of(one.text) for one in asked}, question_type_of("should we stop for strollers ahead"))
+        asked = [one for one in ask(truth, random.Random(0), 40) if one.question_type == "in_our_path"]
+        typed = question_type_of("is there a stroller in our path ahead")
+        print(*{question_type_of(one.text) for one in asked}, typed)
     """
-    assert run_copy(code) == ["wait/stroller/ahead yes True", "wait/pedestrian/ahead no False", "wait wait"]
+    assert run_copy(code) == [
+        "in_our_path/stroller/ahead yes True",
+        "in_our_path/pedestrian/ahead no False",
+        "in_our_path in_our_path",
+    ]

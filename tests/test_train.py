@@ -26,7 +26,7 @@ from traffic_vlm.training.drawing import Drawing, Drawn
 from traffic_vlm.training.model import prepare_model
 from traffic_vlm.training.options import LOSSES as WEIGHTED
 from traffic_vlm.training.options import TrainOptions
-from traffic_vlm.training.rows import split_for_evaluation
+from traffic_vlm.training.rows import are_of_own_kind, split_for_evaluation
 from traffic_vlm.training.run import count_draws
 from traffic_vlm.training.trainer import AVERAGE_FILE, TrafficTrainer, last_checkpoint
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
@@ -229,7 +229,8 @@ def test_a_tenth_is_held_back_for_evaluation(tmp_path):
     assert (len(kept), len(others), len(evaluated)) == (54, 36, 10) and whole is scenes
     assert note == "10 of 100 images are held back for evaluation."
     assert not {row["image_id"] for row in evaluated} & {*kept["image_id"], *others["image_id"]}
-    assert split_for_evaluation([mine], [twin, mine], 24)[2] == ""  # own images have no group to be told of
+    note = "80 images of --eval_dataset look like training images: its figures are too high."  # 40 of each
+    assert split_for_evaluation([mine.select(range(20, 60))], [twin, mine], 24)[2] == note
     _, _, note = split_for_evaluation([mine.select([0] * 20)], [], 24)
     assert (
         note == "2 of 20 images are held back for evaluation. 2 of them look like all others of their folder: "
@@ -263,6 +264,17 @@ def test_own_questions_are_checked(start, tmp_path):
         (f"--train_dataset {one}", "must have rows, these have [0]"),
     ):
         assert message in refuse(start, tmp_path / "out", options)
+
+
+def test_own_questions_of_another_kind_than_ours_are_answered_later(processor):
+    for question, answer, is_own in (
+        ("Is there a bus?", "yes", False),
+        ("Is there a bus?", "red", True),
+        ("Should we stop?", "no", True),
+    ):
+        assert are_of_own_kind([(question, answer)], processor) == is_own
+        read = processor.rules.read(question, processor.prompt, 128, any_kind=is_own)
+        assert read.problem is None
 
 
 def test_auxiliary_losses_are_divided_by_the_number_of_accumulated_passes(start, tmp_path, processor, monkeypatch):

@@ -9,9 +9,10 @@ from datasets import Dataset, concatenate_datasets
 from torch.utils.data import ConcatDataset
 
 from ..common.files import DataError
-from ..data.datasets import SyntheticRows, add_questions, load_rows, select_evenly, source_names, synthetic_rows
-from ..data.near_duplicates import split_rows
+from ..data.datasets import LIKE, SyntheticRows, add_questions, load_rows, select_evenly, source_names, synthetic_rows
+from ..data.near_duplicates import count_repeated, split_rows
 from ..data.scene import SYNTHETIC
+from ..tokenization_traffic_vlm import ANSWER_TOKENS
 
 
 EVAL_FRACTION = 0.1  # of the training images, held back if no other images are given for evaluation
@@ -60,6 +61,16 @@ def own_questions(datasets: Sequence[Any], processor: Any) -> list[tuple[str, st
     return list(pairs)
 
 
+def are_of_own_kind(pairs: Sequence[tuple[str, str]], processor: Any) -> bool:
+    """Whether own questions have answers in words, or ask for decisions: the pipeline refuses both if not taught."""
+    tokenizer = processor.tokenizer
+    return any(
+        tokenizer.tokenize(answer)[0] not in ANSWER_TOKENS
+        or processor.rules.read(question, processor.prompt, tokenizer.model_max_length).problem
+        for question, answer in pairs
+    )
+
+
 def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> tuple[list[Any], Any, str]:
     """(train, eval, note): the note says what is held back, or which groups are on both sides; "" if there are none.
 
@@ -67,7 +78,7 @@ def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> t
     near-duplicates; of rendered scenes, which are endless, others are rendered. `max_images` are evenly spread over
     the datasets.
     """
-    note, seen = shared_groups_note(rows, held), photographs(rows)
+    note, seen = shared_note(rows, held), photographs(rows)
     if seen and not held:
         stay, held, alike = split_rows(seen, EVAL_FRACTION)
         parts = iter(stay)
@@ -95,15 +106,23 @@ def rows_for_tower(rows: Sequence[Any], held: Sequence[Any], folders: Sequence[s
     for folder, one in zip(folders, [*rows, *held]):
         if isinstance(one, SyntheticRows) or not one["scene"][0]:
             raise DataError(f"{folder} has no scenes; make the dataset with make_dataset.py")
-    return concatenate_datasets(held) if held else None, shared_groups_note(rows, held)
+    return concatenate_datasets(held) if held else None, shared_note(rows, held)
 
 
-def shared_groups_note(rows: Sequence[Any], held: Sequence[Any]) -> str:
-    """A sentence on the groups, such as cameras, that are both in `rows` and in `held`; empty if there are none."""
+def shared_note(rows: Sequence[Any], held: Sequence[Any]) -> str:
+    """Sentences on the cameras or drives that are both in `rows` and in `held`, and on images of `held` that are
+    near-duplicates of images in `rows`; "" without any."""
+    seen, asked = photographs(rows), photographs(held)
+    if not seen or not asked:
+        return ""
 
-    def names(datasets: Sequence[Any]) -> set[str]:
-        pairs = [pair for one in photographs(datasets) for pair in zip(one["source"], one["group"])]
-        return {f"{source}: {group}" for source, group in pairs if group}
+    def cameras(datasets: Sequence[Dataset]) -> set[str]:
+        pairs = {pair for one in datasets for pair in zip(one["source"], one["group"])}
+        return {f"{source}: {group}" for source, group in pairs if group and not group.startswith(LIKE)}
 
-    shared = sorted(names(rows) & names(held))
-    return f"{len(shared)} groups are also in --eval_dataset: its figures are too high. {shared[:5]}" if shared else ""
+    shared, notes = sorted(cameras(seen) & cameras(asked)), list[str]()
+    if shared:
+        notes.append(f"{len(shared)} groups are also in --eval_dataset: its figures are too high. {shared[:5]}")
+    if count := sum(count_repeated(concatenate_datasets(asked), concatenate_datasets(seen)).values()):
+        notes.append(f"{count} images of --eval_dataset look like training images: its figures are too high.")
+    return " ".join(notes)

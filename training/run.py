@@ -14,13 +14,12 @@ from ..common.files import atomic_write
 from ..configuration_traffic_vlm import height_and_width
 from ..evaluation.compare import compare
 from ..evaluation.report import answer_metrics
-from ..tokenization_traffic_vlm import ANSWER_TOKENS
 from .collator import TrafficCollator
 from .drawing import Drawing
 from .model import prepare_model
 from .options import TrainOptions
 from .publish import publish, write_card
-from .rows import open_datasets, own_questions, rows_for_tower, sources_of, split_for_evaluation
+from .rows import are_of_own_kind, open_datasets, own_questions, rows_for_tower, sources_of, split_for_evaluation
 from .trainer import BEFORE_FILE, TrafficTrainer, check_options, last_checkpoint
 from .words import add_words
 
@@ -51,7 +50,7 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
         processor.tokenizer = add_words(model, processor.tokenizer, options.add_words)
         own_questions(held, processor)
         own = own_questions(rows, processor)
-        processor.own_questions |= any(processor.tokenizer.tokenize(text)[0] not in ANSWER_TOKENS for _, text in own)
+        processor.own_questions |= are_of_own_kind(own, processor)
     eval_rows, note = None, ""
     if not has_questions:
         eval_rows, note = rows_for_tower(rows, held, [*options.train_dataset, *options.eval_dataset])
@@ -68,7 +67,7 @@ def train(arguments: TrainingArguments, options: TrainOptions) -> None:
         from .auxiliary.losses import make_targets
 
         targets = make_targets(weights, processor, vision_config, sources)
-    collator = TrafficCollator(processor, options.questions_per_image, targets, options.teacher_size)
+    collator = TrafficCollator(processor, options.questions_per_image, targets)
     trainer = TrafficTrainer(model, arguments, collator, drawing, eval_rows, processor, options=options)
     checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
     arguments.resume_from_checkpoint = str(checkpoint) if checkpoint else None
