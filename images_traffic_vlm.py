@@ -32,7 +32,6 @@ ORIENTATION = 0x0112  # the EXIF tag
 CHANNELS = (1, 3, 4)
 # Floats with a maximum up to UNIT are 0..1 (resampling can overshoot), above BYTE 0..255; between is an error.
 UNIT, BYTE = 1.05, 16
-ANIMATED = ("AVIF", "GIF", "PNG", "TIFF", "WEBP")  # in MPO, the format of phones, further frames are previews
 
 
 class Region(NamedTuple):
@@ -125,9 +124,10 @@ def _open(source: Any) -> Image.Image:
     if os.path.isfile(name):
         return Image.open(name)
     if name.startswith(("http://", "https://")):
-        from transformers.image_utils import load_image
+        import httpx  # comes with transformers, whose own reader loses what is transparent or has 16 bits
 
-        return load_image(name)  # already RGB: the library does not return the mode of the file
+        answer = httpx.get(name, follow_redirects=True, timeout=60)
+        return Image.open(io.BytesIO(answer.raise_for_status().content))
     try:
         return Image.open(io.BytesIO(decode_base64(name)))
     except Exception as error:
@@ -142,8 +142,6 @@ def decode_base64(text: str) -> bytes:
 def _convert(image: Image.Image) -> Image.Image:
     if 0 in image.size:
         raise ValueError(f"it has no pixels: width x height is {image.width} x {image.height}")
-    if image.format in ANIMATED and getattr(image, "is_animated", False) and image.tell() == 0:
-        warnings.warn(f"a {image.format} of several frames is read as its first frame", stacklevel=2)
     image.load()
     with suppress(Exception):  # a damaged EXIF block: the pixels are still readable
         if image.getexif().get(ORIENTATION, 1) != 1:  # otherwise the library would copy it

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from traffic_vlm.common.files import DataError
-from traffic_vlm.common.image_files import READABLE, image_warnings, list_images, open_image, select_files
+from traffic_vlm.common.image_files import READABLE, list_images, open_image, select_files
 
 
 RED, BLUE = Image.new("RGB", (32, 24), (250, 20, 30)), Image.new("RGB", (32, 24), "blue")
@@ -70,18 +70,6 @@ def test_the_largest_photographs_of_phones_are_read(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert open_image(tmp_path / "a.jpg").size == (4080, 3060)
-
-
-@pytest.mark.parametrize("image_format", ["AVIF", "TIFF", "GIF", "PNG", "WEBP"])
-def test_the_first_frame_of_several_is_read_with_a_warning(image_format):
-    message = f"a {image_format} of several frames is read as its first frame"
-    with image_warnings() as texts:
-        first = open_image(encode(image_format, **PAGES)).getpixel((16, 12))
-    assert texts == [message]
-    assert first == pytest.approx((250, 20, 30), abs=12)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        open_image(encode(image_format))
 
 
 def test_files_that_are_no_images_are_left_out_and_counted():

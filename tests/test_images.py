@@ -4,6 +4,7 @@ import base64
 import io
 import warnings
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -122,8 +123,9 @@ def test_all_sources_give_the_same_picture(monkeypatch, tmp_path):
     picture.save(path)
     encoded = base64.b64encode(path.read_bytes()).decode()
     url = "https://a.test/b.png"
-    monkeypatch.setattr("transformers.image_utils.load_image", {url: picture}.__getitem__)
     content = path.read_bytes()
+    answer = httpx.Response(200, content=content, request=httpx.Request("GET", url))
+    monkeypatch.setattr(httpx, "get", lambda name, **options: {url: answer}[name])
     written, cells = io.BytesIO(), [{"bytes": content, "path": None}, {"bytes": None, "path": str(path)}]
     picture.save(written, "png")  # it is at its end
     sources = [picture, array, path, str(path), encoded, "data:image/png;base64," + encoded, url]

@@ -4,6 +4,7 @@ import base64
 import io
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -70,10 +71,10 @@ def test_answers_are_the_items_of_the_pipeline(client):
 
 def test_warnings_about_an_image_are_in_each_response(client):
     stream = io.BytesIO()
-    Image.new("L", (9, 9)).save(stream, "gif", save_all=True, append_images=[Image.new("L", (9, 9), 99)])
+    Image.fromarray(np.arange(81, dtype=np.uint16).reshape(9, 9) * 99).save(stream, "png")
     for _ in range(2):  # the second time from the cache
         response = ask(client, stream.getvalue()).json()
-        assert response["warnings"] == ["a GIF of several frames is read as its first frame"]
+        assert response["warnings"] == ["uint16 pixels are scaled from their own range to black and white"]
     assert "warnings" not in ask(client).json()
 
 
