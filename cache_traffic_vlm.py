@@ -78,10 +78,6 @@ class EncodedImages:
         optional: Any = {name: result([getattr(part, name) for part in parts]) for name in OPTIONAL}
         return replace(parts[0], key_values=key_values, **optional)
 
-    def to(self, device: torch.device | str) -> "EncodedImages":
-        """The same images on another device."""
-        return self.combine(lambda tensor: tensor.to(device), self)
-
     def __getitem__(self, index: Any) -> "EncodedImages":
         """Images of an index, a slice or a list of indices; one index gives `EncodedImages` of one image.
 

@@ -101,8 +101,9 @@ def check_text(
         if shape != [rows, past + length]:
             parts = f"rows by {past} cached and {length} new tokens"
             raise ValueError(f"attention_mask must be [{rows},{past + length}], {parts}; got {shape}.")
-    shapes = ((1, length), (rows, length))
-    if position_ids is not None and (position_ids.dtype not in INTEGER_DTYPES or position_ids.shape not in shapes):
+    # Sizes are compared one by one: torch.compile cannot compare tuples of them.
+    fits = position_ids is None or (position_ids.shape[1:] == (length,) and position_ids.shape[0] in (1, rows))
+    if position_ids is not None and not (fits and position_ids.dtype in INTEGER_DTYPES):
         got = dtype_and_shape(position_ids)
         raise ValueError(f"position_ids must be integers [{rows},{length}] to match the tokens, got {got}.")
     if segment_ids is not None:

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModel, Cache, PreTrainedModel, __version__
+from transformers import AutoModel, Cache, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
@@ -34,7 +34,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutputWithPast,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import is_torchdynamo_compiling, logging
+from transformers.utils import is_torchdynamo_compiling
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -65,9 +65,6 @@ from .scoring_traffic_vlm import TrafficVLMScoringMixin, attention_maps, questio
 from .vision_traffic_vlm import TrafficVLMVisionModel
 
 
-logger = logging.get_logger(__name__)
-
-NEWEST_TRIED = "5.24"  # release of transformers; a newer one may have changed what this code relies on
 IMAGES = "pixel_values, encoded_images or encoder_hidden_states"
 PAD_MARGIN = 100.0  # the logit of `[PAD]` is this much below the lowest one: exp(-100) added to another word's is 0
 
@@ -166,12 +163,6 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     # The head used in training only, found in training checkpoints.
     _keys_to_ignore_on_load_unexpected = [r"^training_head\."]
-
-    def __init__(self, config: Any):
-        super().__init__(config)
-        release, tried = (tuple(map(int, version.split(".")[:2])) for version in (__version__, NEWEST_TRIED))
-        if release > tried:
-            logger.warning_once(f"transformers {__version__} is newer than {NEWEST_TRIED}, the newest release tried.")
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -555,9 +546,7 @@ class TrafficVLMFullModel(TrafficVLMPreTrainedModel):
         """Image tokens, as of `TrafficVLMModel.get_image_features`."""
         return self.model.get_image_features(pixel_values, **kwargs)
 
-    def attention_maps(self, *args: Any, **inputs: Any) -> torch.Tensor:
-        """Cross-attention maps [B,L,h,w] of each token, with the arguments of `scoring_traffic_vlm.attention_maps`."""
-        return attention_maps(self, *args, **inputs)
+    attention_maps = attention_maps
 
 
 class TrafficVLMForConditionalGeneration(

@@ -4,7 +4,7 @@
     questions ── read once each: form, words, problem ─────────────────────────────────────────────┤
         ┌──────────────────────────────────────────────────────────────────────────────────────────┘
         ├─ yes/no questions: one packed pass; yes from p_yes >= 0.5, or from its threshold
-        └─ others: words are generated, of the kind that the question asks for
+        └─ others: words are generated, of the kind that the question asks for; a count agrees with "Is there …?"
 
 Everything that asks the model asks through this class: scripts, page, service, labels, video and evaluation. The rules
 for reading a question and for what counts as its answer are in `question_traffic_vlm.py`, which needs no torch.
@@ -76,6 +76,11 @@ def named(index: int, call: Callable[..., Asked], *args: Any) -> Asked:
         return call(*args)
     except (TypeError, ValueError) as error:
         raise type(error)(f"image {index}: {error}") from error
+
+
+def check_probability(question: Question, p: float) -> None:
+    if not math.isfinite(p):
+        raise FloatingPointError(f"the model answers {question.text!r:.80} with a probability of {p}")
 
 
 class TrafficVLMPipeline(Pipeline):
@@ -250,6 +255,8 @@ class TrafficVLMPipeline(Pipeline):
         if not hasattr(image, "key_values"):
             picture = to_rgb(image)
             image, size = self.encode(picture, part, image_size), picture.size
+        elif image_size not in (None, image.image_size):
+            raise ValueError(f"the image is encoded at {image.image_size} pixels: pass image_size to `encode`")
         if len(image) != 1:
             raise ValueError(f"locate takes one image, got {len(image)}")
         if region is not None and not size:
@@ -278,7 +285,7 @@ class TrafficVLMPipeline(Pipeline):
         if unknown or not self.located:
             known = ", ".join(self.located) or "nothing, as this model has no center head"
             raise ValueError(f"locate knows: {known}" + (f"; got {unknown[0]!r:.80}" if unknown else ""))
-        return [*self.located] if "all" in names else names
+        return [*self.located] if "all" in names else list(dict.fromkeys(names))
 
     def describe(self, image: Any, sure: float = 0.8, region: Any = None, image_size: Any = None) -> dict[str, Any]:
         """A caption of one image, of what is sure: {"caption", "facts": [{"question", "p_yes"}]}.
@@ -295,10 +302,13 @@ class TrafficVLMPipeline(Pipeline):
         """
         if not 0.5 <= sure <= 1:
             raise ValueError(f"sure must be in 0.5..1, got {sure}")
-        encoded = image if hasattr(image, "key_values") else self.encode(image, region, image_size)
+        options: dict[str, Any] = {"region": region, "image_size": image_size}
+        if not hasattr(image, "key_values"):
+            image, options = self.encode(image, **options), {}
+        encoded = image
         if len(encoded) != 1:
             raise ValueError(f"describe takes one image, got {len(encoded)}")
-        items = self(encoded, [*QUESTIONS], answer_untaught=False)
+        items = self(encoded, [*QUESTIONS], answer_untaught=False, **options)
         p_yes = {item["question"]: item["p_yes"] for item in items if item["p_yes"] is not None}
         objects = self.locate(encoded) if encoded.centers is not None else []
         centers = [(found["label"], found["point"][0] / encoded.image_size[1]) for found in objects]
@@ -339,22 +349,30 @@ class TrafficVLMPipeline(Pipeline):
             for image, row in enumerate(rows)
             for question in row.questions
         ]
-        asked = [item for item in items if item[1].problem is None]
-        scored = [item for item in asked if margins or item[1].is_yes_no]
-        in_words = [item for item in asked if not item[1].is_yes_no]
+        scored: list[Item] = []
+        in_words: list[tuple[Item, dict[str, Any]]] = []  # with the answer to its `presence`
+        for image, question, found in (item for item in items if item[1].problem is None):
+            if margins or question.is_yes_no:
+                scored.append((image, question, found))
+            if not question.is_yes_no:
+                presence: dict[str, Any] = {}
+                in_words.append(((image, question, found), presence))
+                scored += [(image, question.presence, presence)] if question.presence else []
         with self.fast:
             encoded = self._encode(rows)
-            scores = self._score(encoded, scored) if scored else []
-            words = self._generate(encoded, in_words) if in_words else []
-        for (_, question, _), p in zip(scored + in_words, [p for p, _ in scores] + [p for _, p in words]):
-            if not math.isfinite(p):
-                raise FloatingPointError(f"the model answers {question.text!r:.80} with a probability of {p}")
-        for (_, question, found), (p, margin) in zip(scored, scores):
-            if question.is_yes_no:
-                found |= question.yes_or_no(p, find_threshold(question.asked))
-            if margins:
-                found["margin"] = -margin if question.is_negated else margin
-        for (_, question, found), (answer, score) in zip(in_words, words):
+            for (_, question, found), (p, margin) in zip(scored, self._score(encoded, scored) if scored else []):
+                check_probability(question, p)
+                if question.is_yes_no:
+                    found |= question.yes_or_no(p, find_threshold(question.asked))
+                if margins:
+                    found["margin"] = -margin if question.is_negated else margin
+            asked = [
+                (image, question.agreeing(presence["answer"] == "yes") if presence else question, found)
+                for (image, question, found), presence in in_words
+            ]
+            words = self._generate(encoded, asked) if asked else []
+        for (_, question, found), (answer, score) in zip(asked, words):
+            check_probability(question, score)
             found |= question.answer_in_words(answer, score, min_score)
         answers = iter([question.item(**found) for _, question, found in items])
         return [[next(answers) for _ in row.questions] for row in rows]

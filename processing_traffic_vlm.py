@@ -423,15 +423,9 @@ class TrafficVLMProcessor(ProcessorMixin):
         return self._words_of(text, lambda token: is_content_word(token) and token not in taught)
 
     def _words_of(self, text: str | Sequence[str], is_meant: Callable[[str], bool]) -> list[str]:
-        texts = [text] if isinstance(text, str) else list(text)
-        if not texts:
-            return []
-        batch = self.tokenizer.encode_words(texts, return_offsets_mapping=True)
-        found: dict[str, None] = {}
-        for source, ids, offsets in zip(texts, batch["input_ids"], batch["offset_mapping"]):
-            tokens = self.tokenizer.convert_ids_to_tokens(ids)
-            found |= dict.fromkeys(words_at(source, (span for token, span in zip(tokens, offsets) if is_meant(token))))
-        return list(found)
+        prompts = map(self.prompt, [text] if isinstance(text, str) else text)
+        pairs = (pair for prompt in prompts for pair in zip(prompt.tokens[1:-1], prompt.typed))
+        return list(dict.fromkeys(word for token, word in pairs if is_meant(token)))
 
     @property
     def taught_words(self) -> frozenset[str] | None:

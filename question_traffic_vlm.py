@@ -252,6 +252,8 @@ _DECISION = re.compile(
     r"|(?:can|could|may|must|shall|do|will) (?:i|we)) "
     rf"(?!(?:{_SEE}|have(?! to\b)|look|ask|get)\b)\w+"
 )
+# Words around a count of all objects of a class.
+_SEEN = re.compile(r"say|tell|let|know|present|camera|objects?|counted|detected|total|road|street")
 # A verb after a noun: "a person smoking", "the lane blocked".
 _PARTICIPLE = re.compile(r"(?!(?:building|parking|red|speed)$)\w+(?:ing|ed)")
 
@@ -395,6 +397,7 @@ class Question:
         unknown_words: its words that are not in the vocabulary; the model ignores them.
         untaught_words: its words that the model was not taught; it guesses what they mean.
         problem: why it cannot be answered; None if it can be.
+        presence: of a count of all objects of a class "Is there a car?", with which its answer must agree.
     """
 
     text: str
@@ -406,6 +409,13 @@ class Question:
     unknown_words: tuple[str, ...] = ()
     untaught_words: tuple[str, ...] = ()
     problem: str | None = None
+    presence: "Question | None" = None
+
+    def agreeing(self, is_there: bool) -> "Question":
+        """The same count, whose answer is 0 if there is nothing to count, and otherwise another number."""
+        kind: Any = self.kind
+        values = tuple(value for value in kind.values if (value == "0") != is_there)
+        return replace(self, kind=replace(kind, values=values))
 
     def item(self, problem: str | None = None, **found: Any) -> dict[str, Any]:
         """The item that the pipeline returns: an answer or a problem, and unknown and untaught words."""
@@ -577,7 +587,7 @@ class Rules:
             tokenize: makes a prompt of the words of a question.
             limit: maximum number of tokens of a question with its answer.
             taught: the content words that the model was taught; None if they are not known.
-            any_kind: accept every question and every answer in words: the model was taught a user's own questions.
+            any_kind: accept decisions and every answer in words: the model was taught a user's own questions.
             answer_untaught: accept a question whose answer would be a guess.
         """
         too_long = f"with its answer, at most {limit} tokens are possible: {text[:80]!r}"
@@ -608,19 +618,32 @@ class Rules:
         if form.is_yes_no or any_kind or not self.kinds:
             return question
         if kind := self.answer_kind(" ".join(tokens)):
-            return replace(question, kind=replace(kind, min_score=0.0) if answer_untaught else kind)
+            question = replace(question, kind=replace(kind, min_score=0.0) if answer_untaught else kind)
+            if "0" in kind.values and (noun := self._counted(tokens)):
+                asked = f"Is there a{'n' * (noun[0] in 'aeiou')} {noun}"
+                presence = Question(asked, asked, True, input_ids=tuple(tokenize(asked)[0]))
+                question = replace(question, presence=presence)
+            return question
         problem = (
             "the model was not taught questions like this one. In words it answers questions about colors, numbers, "
             "sides, lights, signs, objects, weather, time of day, road and traffic; it also answers yes/no questions"
         )
         return replace(question, problem=problem + (f". Unknown words: {', '.join(unknown)}" if unknown else ""))
 
+    def _counted(self, tokens: Sequence[str]) -> str:
+        """The noun of a class whose objects a question counts, in the singular; "" if it counts only some of them."""
+        text = f" {' '.join(tokens)} "
+        noun = max((one for one, many in self.nouns.items() if f" {many} " in text), key=len, default="")
+        rest = text.replace(f" {self.nouns[noun]} ", " ").split() if noun else []
+        is_some = any(word in _PLACES or (is_content_word(word) and not _SEEN.fullmatch(word)) for word in rest)
+        return "" if is_some else noun
+
     def _refusal(
         self, tokens: Sequence[str], typed: Sequence[str], taught: Collection[str] | None, any_kind: bool
     ) -> str | None:
         """Why the answer to a question would be a guess; None if all that it asks for is known and taught."""
         sentence = list(takewhile(lambda token: token not in ("?", "."), tokens))
-        if decision := _DECISION.search(" ".join(sentence)):
+        if not any_kind and (decision := _DECISION.search(" ".join(sentence))):
             return f"the model does not decide or predict {decision[0]!r}: {GUESS}"
         places = asked_for(sentence)
         for i in reversed(places):  # first what is said of a thing, then the thing

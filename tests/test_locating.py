@@ -81,6 +81,9 @@ def test_places_are_pixels_of_the_image(vqa, picture, centers):
     car, edge = vqa.locate(encoded, size=picture.size)
     assert car == {"label": "car", "score": 0.9, "box": [15, 3, 35, 27], "point": [25, 15]}
     assert edge["box"] == [65, 27, 80, 48] and vqa.locate(encoded, "bus") == []
+    assert vqa.locate(encoded, ["car", "car"]) == vqa.locate(encoded, "car")
+    with pytest.raises(ValueError, match=r"encoded at .* pixels: pass image_size"):
+        vqa.locate(encoded, image_size=320)
     assert vqa.locate(encoded, ["car"])[0]["box"] == [48, 16, 112, 144]  # of 256 × 256, at which it was encoded
     boxes, count = draw_objects(vqa, picture, encoded, ["car"])
     assert count == 2 and [boxes.getpixel((x, 24)) for x in (14, 15)] == [(0, 0, 0), (255, 255, 0)]

@@ -51,6 +51,21 @@ def bias(vqa, monkeypatch):
 # --- answers ---
 
 
+def test_counts_agree_with_presence(vqa, pictures):
+    """A count is 0 if "Is there a car?" is no; not a count of some cars, which may be 0 where there are others."""
+    names = {"cars": "a car", "traffic lights": "a traffic light", "people": "a person", "animals": "an animal"}
+    questions = [text for many, one in names.items() for text in (f"How many {many} are there?", f"Is there {one}?")]
+    answers = set()
+    for threshold in (0.0, 0.49, 0.5, 0.51, 1.0):
+        for items in vqa(pictures, questions, thresholds=threshold):
+            for count, presence in zip(items[::2], items[1::2]):
+                assert (count["answer"] == "0") == (presence["answer"] == "no") and count["p_yes"] is None
+                answers.add(count["answer"])
+    assert "0" in answers and len(answers) > 1
+    counted = {text: vqa.read_question(text).presence for text in ("Count the cars.", "Number of buses on the left?")}
+    assert [one and one.text for one in counted.values()] == ["Is there a car", None]
+
+
 def test_yes_and_no_are_those_of_score_yes_no(vqa, processor, pictures):
     questions = [[CAR, WET], [CAR]]
     rows = vqa(pictures[:2], questions)
@@ -342,7 +357,10 @@ def test_the_size_of_images_is_a_dial(dial, size, shape):
     rows, columns = (side // (16 if shape == (256, 256) else 32) for side in shape)  # above 256 pixels it pools
     assert attention_maps(dial.model, ids, encoded_images=encoded).shape == (*ids.shape, rows, columns)
     model, processor = any_size_model(), tiny_processor()
+    model.config.size_temperatures = {"640": 9.0}
+    before = model.config.temperature_at((256, 256))
     set_image_size(model, processor, shape)  # as the commands do
+    assert model.config.temperature_at((256, 256)) == before
     assert TrafficVLMPipeline(model=model, processor=processor, min_score=0)(PICTURE, CAR) == items
 
 
@@ -355,8 +373,11 @@ def test_a_size_that_is_no_multiple_of_32_is_refused(dial, size):
 
 def test_sizes_of_encoded_images_do_not_mix(dial):
     small, large = dial.encode(PICTURE), dial.encode(PICTURE, image_size=320)
-    with pytest.raises(ValueError, match=r"encoded at \(320, 320\) pixels"):
-        dial(large, CAR, image_size=256)
+    for ask in (lambda image, **options: dial(image, CAR, **options), dial.describe):
+        with pytest.raises(ValueError, match=r"encoded at \(320, 320\) pixels"):
+            ask(large, image_size=256)
+    with pytest.raises(ValueError, match="a region cannot be cut out of an encoded image"):
+        dial.describe(large, region=(0, 0, 0.5, 1))
     with pytest.raises(ValueError, match=r"of one size, got \(256, 256\) and \(320, 320\)"):
         type(small).join([small, large])
 

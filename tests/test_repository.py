@@ -12,7 +12,6 @@ import transformers
 from PIL import Image
 
 from tiny import ROOT, load_script, new_process, random_ids, random_pixels, tiny_config, tiny_model
-from traffic_vlm import modeling_traffic_vlm
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM, TrafficVLMForSequenceClassification
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 
@@ -117,7 +116,6 @@ def test_the_same_releases_of_transformers_are_named_everywhere():
     pytest.importorskip("nox")
     nox = runpy.run_path(str(ROOT / ".ci" / "noxfile.py"))
     oldest, newest = nox["RELEASES"][0], nox["RELEASES"][-1]
-    assert newest == modeling_traffic_vlm.NEWEST_TRIED
     minors = sorted(int(release.removeprefix("5.")) for release in nox["RELEASES"] + nox["BETWEEN"])
     assert minors == list(range(minors[0], minors[-1] + 1))
     assert f'"transformers>={oldest},<6"' in (ROOT / "pyproject.toml").read_text()

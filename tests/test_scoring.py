@@ -99,7 +99,7 @@ def test_encoded_images_replace_pixels(model):
     assert len(encoded) == 3 and not encoded.key_values[0][0].requires_grad
     assert torch.equal(model(ids, encoded_images=encoded).logits, expected)
     assert copy.deepcopy(encoded) is encoded  # assisted decoding copies its arguments
-    loaded = pickle.loads(pickle.dumps(encoded.to("cpu")))
+    loaded = pickle.loads(pickle.dumps(encoded))
     assert torch.equal(model(ids, encoded_images=loaded).logits, expected)
     for index in (1, -2, slice(1, 2), [1], torch.tensor(1)):
         close(model(ids[1:2], encoded_images=encoded[index]).logits, expected[1:2])

@@ -88,11 +88,17 @@ export class TrafficVLM {
    * and `words`, each with its attention map; the first is what the question asks about.
    */
   async ask(image, text) {
-    const question = this.asking.read(text);
+    let question = this.asking.read(text);
     try {
       if (question.problem) return JSON.parse(this.asking.in_words(question, "", 0));
       const ids = question.input_ids.toJs();
       const first = await this.#step(image, ids);
+      if (question.presence) {
+        const { p_yes } = await this.#step(image, question.presence.input_ids.toJs());
+        const agreeing = question.agreeing(p_yes.data[0] >= 0.5);
+        question.destroy();
+        question = agreeing;
+      }
       const json = question.is_yes_no
         ? this.asking.yes_or_no(question, first.p_yes.data[0])
         : this.asking.in_words(question, ...(await this.#generate(image, question, ids.length, first)));
