@@ -111,6 +111,9 @@ class Fast:
         self.version = ""
         self.state: tuple[list[int], str] = ([], "")
 
+    def __reduce__(self) -> Any:  # a copy is of the copied model, and has nothing packed
+        return Fast, (self.model,)
+
     def __enter__(self) -> "Fast":
         with self.lock:
             if not self.users:

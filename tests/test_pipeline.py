@@ -1,5 +1,6 @@
 """The pipeline that answers: every form of input, one rule for answers, problems that stay with their question."""
 
+import copy
 import io
 import math
 import re
@@ -46,6 +47,12 @@ def bias(vqa, monkeypatch):
         monkeypatch.setattr(vqa.model, "compute_logits", lambda states: original(vqa.model, states) + change)
 
     return add
+
+
+def test_a_copy_asks_its_own_model(vqa, pictures):
+    copied = copy.deepcopy(vqa)
+    assert copied.fast.model is copied.model is not vqa.model
+    assert copied(pictures[0], QUESTIONS) == vqa(pictures[0], QUESTIONS)
 
 
 # --- answers ---
