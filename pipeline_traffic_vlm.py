@@ -25,7 +25,7 @@ from transformers import Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_traffic_vlm import check_image_size
-from .describing_traffic_vlm import QUESTIONS, Caption
+from .describing_traffic_vlm import QUESTIONS, Caption, with_article
 from .images_traffic_vlm import BYTES, Region, to_rgb
 from .question_traffic_vlm import Question
 
@@ -238,7 +238,8 @@ class TrafficVLMPipeline(Pipeline):
     ) -> list[dict[str, Any]]:
         """Objects in one image, best first: [{"label", "score", "box": [x0, y0, x1, y1], "point": [x, y]}].
 
-        The point is the center of the object. Positions are pixels of the image, also with a `region`.
+        The point is the center of the object. Positions are pixels of the image, also with a `region`. A class is left
+        out if "Is there a car?" is answered no.
 
         Args:
             image: as in a call, or an encoded image.
@@ -272,7 +273,10 @@ class TrafficVLMPipeline(Pipeline):
             for name in names
             for score, box, point in self.model.locate(image, name)[0]
         ]
-        return sorted(objects, key=lambda found: -found["score"])
+        presence = {f"Is there {with_article(found['label'])}?": found["label"] for found in objects}
+        items = self(image, [*presence]) if presence else []
+        absent = {presence[item["question"]] for item in items if item["answer"] == "no"}
+        return sorted((one for one in objects if one["label"] not in absent), key=lambda found: -found["score"])
 
     def read_labels(self, labels: str | Sequence[str] = "all") -> list[str]:
         """Classes to locate: those of a label such as "bus" or of a list; "all" are all that the model locates.
@@ -310,8 +314,8 @@ class TrafficVLMPipeline(Pipeline):
             raise ValueError(f"describe takes one image, got {len(encoded)}")
         items = self(encoded, [*QUESTIONS], answer_untaught=False, **options)
         p_yes = {item["question"]: item["p_yes"] for item in items if item["p_yes"] is not None}
-        objects = self.locate(encoded) if encoded.centers is not None else []
-        centers = [(found["label"], found["point"][0] / encoded.image_size[1]) for found in objects]
+        located = self.located if encoded.centers is not None else ()
+        centers = [(name, x) for name in located for _, _, (x, _) in self.model.locate(encoded, name)[0]]
         caption = Caption(p_yes, centers, sure)
         return {"caption": caption.text, "facts": [{"question": one, "p_yes": p_yes[one]} for one in caption.said]}
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tiny import close, locating_model, tiny_model
+from tiny import close, locating_model, tiny_model, tiny_processor
 from traffic_vlm.locating_traffic_vlm import TrafficVLMObjectTokens, find_objects, largest_look, peaks
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.serving.overlay import draw_objects
@@ -106,6 +106,15 @@ def test_a_region_is_located_as_its_crop(vqa, processor, picture):
     ):
         assert objects == [{k: v if k == "label" else pytest.approx(v) for k, v in one.items()} for one in expected]
     assert {found["label"] for found in expected} == {"bus", "car"}
+
+
+def test_what_is_not_there_is_not_located(vqa, processor, picture):
+    """ "Is there a car?" decides, with the thresholds of the pipeline; a class that was not taught is reported."""
+    strict = TrafficVLMPipeline(model=vqa.model, processor=processor, device="cpu", thresholds=0.6)
+    assert vqa.locate(picture) and not strict.locate(picture)
+    processor = tiny_processor(taught=[word for word in processor.taught if word not in ("bus", "buses")])
+    strict = TrafficVLMPipeline(model=vqa.model, processor=processor, device="cpu", thresholds=0.6)
+    assert {found["label"] for found in strict.locate(picture)} == {"bus"}
 
 
 def test_several_images_are_an_error(vqa, picture):
