@@ -24,7 +24,6 @@ from traffic_vlm.question_traffic_vlm import Rules
 av = pytest.importorskip("av", reason="videos need PyAV")
 
 from traffic_vlm.serving import watcher  # noqa: E402
-from traffic_vlm.serving.timeline import csv_log  # noqa: E402
 from traffic_vlm.serving.video import AnnotatedVideo, Frame, open_source  # noqa: E402
 
 
@@ -187,13 +186,6 @@ def test_a_threshold_of_a_negated_question_is_turned_around(tmp_path):
     options = watcher.WatchOptions(output_dir=tmp_path, thresholds=path)
     assert options.event_limits(Rules().form("Is there a bus?")) == (0.75, 0.75)
     assert options.event_limits(Rules().form("Is there no bus?")) == (0.25, 0.25)
-
-
-def test_a_line_of_a_log_is_complete_at_once(tmp_path):
-    log = csv_log(tmp_path / "timeline.csv", ["frame", "question"])
-    for question in ('a "b",\n', "NA"):
-        log.writerow({"frame": 0, "question": question, "other": 0})
-    assert [row["question"] for row in read_csv(tmp_path / "timeline.csv")] == ['a "b",\n', "NA"]
 
 
 # What is drawn
