@@ -2,7 +2,6 @@
 
 import base64
 import io
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -166,18 +165,6 @@ def test_a_bad_body_is_refused(client):
     for content_type in ("application/json", "multipart/form-data; boundary=a"):
         assert post(b"x" * 300_001, content_type) == 413
         assert post((b"x" * 100_000 for _ in range(4)), content_type) == 413  # without a content-length
-
-
-# Many callers
-
-
-def test_each_of_many_callers_gets_the_answers_about_its_own_image(client):
-    pipe = client.app.state.service.pipe
-    with ThreadPoolExecutor(8) as pool:
-        requests = {seed: pool.submit(ask, client, png(seed), [QUESTIONS[seed % 3]]) for seed in range(8)}
-    for seed, request in requests.items():
-        expected = pipe(picture(seed), QUESTIONS[seed % 3])
-        assert request.result().json()["answers"] == [close_to(item) for item in expected]
 
 
 # Other routes
