@@ -10,14 +10,13 @@ import torch
 from tiny import ROOT
 
 
-for name in ("fastapi", "gradio", "httpx", "ray"):
+for name in ("fastapi", "httpx", "ray"):
     pytest.importorskip(name)
 
 from starlette.testclient import TestClient  # noqa: E402
 from transformers import AutoModel, AutoProcessor, pipeline  # noqa: E402
 
 from traffic_vlm.serving.labeling import Labeler, LabelOptions  # noqa: E402
-from traffic_vlm.serving.page import Page  # noqa: E402
 from traffic_vlm.serving.service import ServeOptions, build_app  # noqa: E402
 
 
@@ -72,11 +71,6 @@ def test_readme_prints_these_answers(vqa):
 def test_ask(expected, run_script, capsys):
     run_script("ask.py", PHOTOGRAPH, *QUESTIONS, "--json")
     assert json.loads(capsys.readouterr().out)["answers"] == expected
-
-
-def test_page(vqa, expected):
-    page = Page(vqa)
-    assert page.pipe(page.encode(PHOTOGRAPH).encoded, QUESTIONS) == expected  # about an encoded image
 
 
 def test_service(expected):
