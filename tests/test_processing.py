@@ -31,12 +31,6 @@ def test_every_ending_gives_the_same_prompt(processor):
     assert processor(text="[SOS] " + CAR)["input_ids"] == expected  # as chat templates write it
 
 
-def test_control_tokens_in_questions_are_unknown_words(processor):
-    words = ["[PAD]", "[EOS]", "[SOS]", "[UNK]", "xyzzy"]
-    rows = processor(text=[f"is there {word} a car" for word in words], on_unknown="ignore")["input_ids"]
-    assert all(row == rows[-1] for row in rows)
-
-
 def test_signs_are_unknown_words_but_not_brackets(processor):
     assert processor.unknown_words("Are there > 3 cars, or \u2264 3?") == [">", "\u2264"]
     assert processor.unknown_words("Is <obj> a traffic-light (red)?") == []
