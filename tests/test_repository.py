@@ -13,7 +13,6 @@ from PIL import Image
 
 from tiny import ROOT, load_script, new_process, random_ids, random_pixels, tiny_config, tiny_model
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM, TrafficVLMForSequenceClassification
-from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 
 
 QUESTIONS = ["Is there a car?", "Is the road wet?", "Is it night?"]
@@ -124,12 +123,6 @@ def test_the_same_releases_of_transformers_are_named_everywhere():
 
 
 # --- pipelines of the library ---
-
-
-def test_the_library_builds_the_pipeline(folder):
-    vqa = transformers.pipeline("visual-question-answering", model=str(folder), dtype=torch.float32)
-    assert isinstance(vqa, TrafficVLMPipeline) and vqa.dtype == torch.float32
-    assert [item["question"] for item in vqa(folder / "scene.png", QUESTIONS)] == QUESTIONS
 
 
 def test_image_text_to_text_pipeline_answers_about_a_file(folder):
