@@ -136,6 +136,8 @@ def test_batches_of_training_have_one_size(processor):
     assert len(batch["pixel_values"]) == 4 and batch["segment_ids"].amax(1).tolist() == [1] * 4  # questions a row
     asked = processor.tokenizer.batch_decode(batch["input_ids"])
     assert sum("what is the status of the driver?" in text for text in asked) == 2  # in the words that are asked
+    with pytest.raises(ValueError, match="no image of this batch has a question"):
+        Collator(processor, 4)([empty] * 2)
 
 
 def test_some_questions_have_other_words_around_them(processor):
@@ -180,8 +182,3 @@ def test_yes_and_no_are_balanced_within_each_source(processor):
             answers[item.truth.scene.source].update(asked)
     for counts in answers.values():
         assert counts.total() > 15 and abs(counts["yes"] - counts["no"]) <= TOLERANCE
-
-
-def test_a_batch_without_a_question_is_refused(processor):
-    with pytest.raises(ValueError, match="no image of this batch has a question"):
-        Collator(processor, 4)([own(scene=Scene(40, 40))] * 2)

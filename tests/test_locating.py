@@ -117,17 +117,11 @@ def test_what_is_not_there_is_not_located(vqa, processor, picture):
     assert {found["label"] for found in strict.locate(picture)} == {"bus"}
 
 
-def test_several_images_are_an_error(vqa, picture):
+def test_bad_input(vqa, processor, picture):
     with pytest.raises(ValueError, match="locate takes one image, got 2"):
         vqa.locate(vqa.encode([picture, picture]))
-
-
-def test_a_region_of_an_encoded_image_needs_the_size_of_the_image(vqa, picture):
     with pytest.raises(ValueError, match="of an encoded image, pass size="):
         vqa.locate(vqa.encode(picture), region=(0, 0, 0.5, 1))
-
-
-def test_a_class_that_is_not_located_is_an_error(vqa, processor, picture):
     with pytest.raises(ValueError, match="locate knows: bus, car; got 'zebra'"):
         vqa.locate(picture, ["bus", "zebra"])
     with pytest.raises(ValueError, match="locate knows: bus, car; got 'zebra'"):

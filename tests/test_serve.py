@@ -47,9 +47,6 @@ def test_an_empty_key_is_refused(monkeypatch, run_script, capsys):
 )
 def test_processes_share_the_machines(available, device, threads, expected):
     assert share_machines(available, device, threads) == expected
-
-
-def test_a_missing_gpu_is_an_error():
     with pytest.raises(ValueError, match="--device cuda: the machines have no GPU"):
         share_machines({"CPU": 8.0}, "cuda", 2)
 
