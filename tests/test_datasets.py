@@ -120,6 +120,8 @@ def test_training_splits_store_no_questions_and_get_balanced_ones_for_evaluation
         counts[kind, name, "no"] == counts[kind, name, "yes"] for kind, name, answer in counts if answer == "yes"
     )
     assert add_questions(asked) is asked and add_questions(rows).to_list() == asked.to_list()
+    *_, own = add_questions(load_rows([tmp_path / "train", write_own(tmp_path / "own", "1.png")]))
+    assert own["questions"] == ["Is there a car?"] and scene_of(own) is None  # beside the others
 
 
 # Sources
@@ -381,13 +383,6 @@ def test_all_own_questions_are_read_whatever_the_names(tmp_path, capsys, metadat
     assert f"{folder}: images with questions by {metadata}: 4; without a line, and left out: 1" in said
 
 
-def test_lines_about_one_image_are_one_row(tmp_path):
-    text = "file_name,questions,answers\n1.png,Is it day?,yes\n1.png,Is it wet?,no"
-    assert load_rows([write_own(tmp_path, "1.png", text=text, metadata="metadata.csv")])["answers"][:] == [
-        ["yes", "no"]
-    ]
-
-
 def test_folders_of_splits_with_own_questions(tmp_path, capsys):
     folder = write_own(tmp_path / "own/Train", "1.png").parent
     write_own(folder / "val", "1.png")
@@ -423,23 +418,14 @@ def test_a_wrong_line_of_own_questions_is_named_before_the_run(tmp_path, text, m
         load_rows([folder])
 
 
-def test_a_text_with_commas_needs_quotes_in_a_csv_file(tmp_path):
-    folder = write_own(tmp_path, "1.png", text="")
-    (folder / "metadata.jsonl").unlink()
-    text = "file_name,questions,answers\n1.png,{},yes\n"
-    (folder / "metadata.csv").write_text(text.format('"At night, is there a bus?"'))
-    assert load_rows([folder])[0]["questions"] == ["At night, is there a bus?"]
-    (folder / "metadata.csv").write_text(text.format("At night, is there a bus?"))
-    with pytest.raises(DataError, match=r"metadata\.csv:2: more cells than columns"):
+def test_lines_of_a_csv_file_about_one_image_are_one_row_and_commas_need_quotes(tmp_path):
+    text = "file_name,questions,answers\n1.png,Is it wet?,no\n1.png,{},yes"
+    folder = write_own(tmp_path, "1.png", text=text.format('"At night, is it?"'), metadata="metadata.csv")
+    [row] = load_rows([folder])
+    assert (row["questions"], row["answers"]) == (["Is it wet?", "At night, is it?"], ["no", "yes"])
+    (folder / "metadata.csv").write_text(text.format("At night, is it?"))
+    with pytest.raises(DataError, match=r"metadata\.csv:3: more cells than columns"):
         load_rows([folder])
-
-
-def test_a_training_split_beside_own_questions_gets_questions_too(tmp_path):
-    make(tmp_path / "train", split="train", num_images=4)
-    own = write_own(tmp_path / "own", "1.png")
-    rows = add_questions(load_rows([tmp_path / "train", own]))
-    assert len(rows) == 5 and all(rows["questions"])
-    assert rows[4]["questions"] == ["Is there a car?"] and scene_of(rows[4]) is None
 
 
 # Balance of the answers
