@@ -1,10 +1,8 @@
 """Captions: the grammar on facts written by hand, and the answers of the pipeline that they say."""
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from tiny import count_calls, locating_model, yes_no_model
+from tiny import count_calls, locating_model, picture, yes_no_model
 from traffic_vlm.describing_traffic_vlm import QUESTIONS, Caption
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 
@@ -13,6 +11,7 @@ ROAD, DRIVER, CAR = "Is there a road?", "Is this the view of a driver?", "Is the
 MORE = ["Is there more than one car?", "Are there more than 2 cars?", "Are there more than 3 cars?"]
 STREET = [ROAD, "Is this a city street?"]
 CARS = [("car", 0.4), ("car", 0.5), ("car", 0.6)]
+PICTURE = picture()
 
 
 @pytest.mark.parametrize(
@@ -69,36 +68,31 @@ def test_a_picture_without_a_road_has_no_place_traffic_or_surface():
     assert caption.said[-1] == ROAD and not any("road" in question for question in caption.said[:-2])
 
 
-@pytest.fixture(scope="module")
-def picture():
-    return Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 60, 3), dtype=np.uint8))
-
-
 @pytest.mark.parametrize("sure", [0.5, 0.8])
-def test_facts_are_the_answers_of_the_pipeline(processor, picture, sure):
-    vqa = TrafficVLMPipeline(model=yes_no_model(seed=1), processor=processor, device="cpu")
+def test_facts_are_the_answers_of_the_pipeline(processor, sure):
+    vqa = TrafficVLMPipeline(model=yes_no_model(seed=5), processor=processor, device="cpu")
     calls = count_calls(vqa.model.model.vision_tower)
-    found = vqa.describe(picture, sure)
+    found = vqa.describe(PICTURE, sure)
     assert len(calls) == 1
-    assert found == vqa.describe(vqa.encode(picture), sure)
+    assert found == vqa.describe(vqa.encode(PICTURE), sure)
     assert found["facts"]
     for fact in found["facts"]:
-        [item] = vqa(picture, fact["question"])
+        [item] = vqa(PICTURE, fact["question"])
         assert item["p_yes"] == pytest.approx(fact["p_yes"], abs=1e-4)
 
 
-def test_sides_are_those_of_located_objects(processor, picture):
+def test_sides_are_those_of_located_objects(processor):
     vqa = TrafficVLMPipeline(model=locating_model(), processor=processor, device="cpu")
-    items = vqa(picture, [*QUESTIONS])  # some are refused
+    items = vqa(PICTURE, [*QUESTIONS])  # some are refused
     p_yes = {item["question"]: item["p_yes"] for item in items if "problem" not in item}
-    centers = [(found["label"], found["point"][0] / picture.width) for found in vqa.locate(picture)]
+    centers = [(found["label"], found["point"][0] / PICTURE.width) for found in vqa.locate(PICTURE)]
     assert centers
-    assert vqa.describe(picture, 0.5)["caption"] == Caption(p_yes, centers, 0.5).text
+    assert vqa.describe(PICTURE, 0.5)["caption"] == Caption(p_yes, centers, 0.5).text
 
 
-def test_bad_input(processor, picture):
+def test_bad_input(processor):
     vqa = TrafficVLMPipeline(model=yes_no_model(), processor=processor, device="cpu")
     with pytest.raises(ValueError, match=r"sure must be in 0.5..1, got 0.2"):
-        vqa.describe(picture, sure=0.2)
+        vqa.describe(PICTURE, sure=0.2)
     with pytest.raises(ValueError, match="describe takes one image, got 2"):
-        vqa.describe([picture, picture])
+        vqa.describe([PICTURE, PICTURE])

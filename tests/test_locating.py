@@ -3,28 +3,22 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from tiny import close, locating_model, tiny_model, tiny_processor
+from tiny import close, locating_model, picture, tiny_model, tiny_processor
 from traffic_vlm.locating_traffic_vlm import TrafficVLMObjectTokens, find_objects, largest_look, peaks
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.serving.overlay import draw_objects
 
 
 BOX, POINT = [0.1875, 0.0625, 0.4375, 0.5625], [0.3125, 0.3125]  # of the car in the third column and second row
+PICTURE = picture(size=(80, 48))
 
 
 @pytest.fixture(scope="module")
 def vqa(processor):
     return TrafficVLMPipeline(model=locating_model(), processor=processor, device="cpu")
-
-
-@pytest.fixture(scope="module")
-def picture():
-    return Image.fromarray(np.random.default_rng(0).integers(0, 255, (48, 80, 3), dtype=np.uint8))
 
 
 @pytest.fixture
@@ -76,56 +70,56 @@ def test_a_token_has_the_sums_of_peaks_and_the_look_of_the_largest_object(center
     assert [grad is None for grad in torch.autograd.grad(found.sum(), given, allow_unused=True)] == [True, False]
 
 
-def test_places_are_pixels_of_the_image(vqa, picture, centers):
-    encoded = replace(vqa.encode(picture), centers=centers[None])
-    car, edge = vqa.locate(encoded, size=picture.size)
+def test_places_are_pixels_of_the_image(vqa, centers):
+    encoded = replace(vqa.encode(PICTURE), centers=centers[None])
+    car, edge = vqa.locate(encoded, size=PICTURE.size)
     assert car == {"label": "car", "score": 0.9, "box": [15, 3, 35, 27], "point": [25, 15]}
     assert edge["box"] == [65, 27, 80, 48] and vqa.locate(encoded, "bus") == []
     assert vqa.locate(encoded, ["car", "car"]) == vqa.locate(encoded, "car")
     with pytest.raises(ValueError, match=r"encoded at .* pixels: pass image_size"):
         vqa.locate(encoded, image_size=320)
     assert vqa.locate(encoded, ["car"])[0]["box"] == [48, 16, 112, 144]  # of 256 × 256, at which it was encoded
-    boxes, count = draw_objects(vqa, picture, encoded, ["car"])
+    boxes, count = draw_objects(vqa, PICTURE, encoded, ["car"])
     assert count == 2 and [boxes.getpixel((x, 24)) for x in (14, 15)] == [(0, 0, 0), (255, 255, 0)]
 
 
-def test_a_region_is_located_as_its_crop(vqa, processor, picture):
+def test_a_region_is_located_as_its_crop(vqa, processor):
     region = (0.5, 0.25, 0.5, 0.75)  # from 40, 12
     expected = [
         found | {"box": [x0 + 40, y0 + 12, x1 + 40, y1 + 12], "point": [x + 40, y + 12]}
-        for found in vqa.locate(picture.crop((40, 12, 80, 48)))
+        for found in vqa.locate(PICTURE.crop((40, 12, 80, 48)))
         for (x0, y0, x1, y1), (x, y) in [(found["box"], found["point"])]
     ]
     own = TrafficVLMPipeline(model=vqa.model, processor=processor, device="cpu", region=region)
-    encoded = vqa.encode(picture, region)
+    encoded = vqa.encode(PICTURE, region)
     for objects in (
-        vqa.locate(picture, region=region),
-        vqa.locate(encoded, region=region, size=picture.size),
-        own.locate(picture),
-        own.locate(own.encode(picture), size=picture.size),
+        vqa.locate(PICTURE, region=region),
+        vqa.locate(encoded, region=region, size=PICTURE.size),
+        own.locate(PICTURE),
+        own.locate(own.encode(PICTURE), size=PICTURE.size),
     ):
         assert objects == [{k: v if k == "label" else pytest.approx(v) for k, v in one.items()} for one in expected]
     assert {found["label"] for found in expected} == {"bus", "car"}
 
 
-def test_what_is_not_there_is_not_located(vqa, processor, picture):
+def test_what_is_not_there_is_not_located(vqa, processor):
     """ "Is there a car?" decides, with the thresholds of the pipeline; a class that was not taught is reported."""
     strict = TrafficVLMPipeline(model=vqa.model, processor=processor, device="cpu", thresholds=0.6)
-    assert vqa.locate(picture) and not strict.locate(picture)
+    assert vqa.locate(PICTURE) and not strict.locate(PICTURE)
     processor = tiny_processor(taught=[word for word in processor.taught if word not in ("bus", "buses")])
     strict = TrafficVLMPipeline(model=vqa.model, processor=processor, device="cpu", thresholds=0.6)
-    assert {found["label"] for found in strict.locate(picture)} == {"bus"}
+    assert {found["label"] for found in strict.locate(PICTURE)} == {"bus"}
 
 
-def test_bad_input(vqa, processor, picture):
+def test_bad_input(vqa, processor):
     with pytest.raises(ValueError, match="locate takes one image, got 2"):
-        vqa.locate(vqa.encode([picture, picture]))
+        vqa.locate(vqa.encode([PICTURE, PICTURE]))
     with pytest.raises(ValueError, match="of an encoded image, pass size="):
-        vqa.locate(vqa.encode(picture), region=(0, 0, 0.5, 1))
+        vqa.locate(vqa.encode(PICTURE), region=(0, 0, 0.5, 1))
     with pytest.raises(ValueError, match="locate knows: bus, car; got 'zebra'"):
-        vqa.locate(picture, ["bus", "zebra"])
+        vqa.locate(PICTURE, ["bus", "zebra"])
     with pytest.raises(ValueError, match="locate knows: bus, car; got 'zebra'"):
-        vqa.model.locate(vqa.encode(picture), "zebra")
+        vqa.model.locate(vqa.encode(PICTURE), "zebra")
     plain = TrafficVLMPipeline(model=tiny_model(), processor=processor, device="cpu")
     with pytest.raises(ValueError, match="locate knows: nothing, as this model has no center head"):
-        plain.locate(picture)
+        plain.locate(PICTURE)

@@ -5,13 +5,11 @@ import json
 import re
 import shutil
 
-import numpy as np
 import pytest
 import transformers
 import yaml
-from PIL import Image
 
-from tiny import ROOT, locating_model, new_process
+from tiny import ROOT, locating_model, new_process, picture
 from traffic_vlm.evaluation.markdown import format_value, headline
 
 
@@ -35,8 +33,7 @@ def test_readme_runs(processor, tmp_path, monkeypatch, capsys):
     assert len(BLOCKS) == 3
     locating_model().save_pretrained(tmp_path / "folder")
     processor.save_pretrained(tmp_path / "folder")
-    pixels = np.random.default_rng(0).integers(0, 255, (60, 90, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "scene.jpg")
+    picture().save(tmp_path / "scene.jpg")
     monkeypatch.chdir(tmp_path)
     names = {"folder": str(tmp_path / "folder")}
     for block in BLOCKS:

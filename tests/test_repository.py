@@ -5,13 +5,11 @@ import re
 import runpy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
 
-from tiny import ROOT, load_script, new_process, random_ids, random_pixels, tiny_config, tiny_model
+from tiny import ROOT, load_script, new_process, picture, random_ids, random_pixels, tiny_config, tiny_model
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM, TrafficVLMForSequenceClassification
 
 
@@ -25,8 +23,7 @@ def folder(tmp_path_factory, processor):
     path = tmp_path_factory.mktemp("model")
     tiny_model(yes_no_temperature=1.6).save_pretrained(path)
     processor.save_pretrained(path)
-    pixels = np.random.default_rng(0).integers(0, 255, (60, 90, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path / "scene.png")
+    picture().save(path / "scene.png")
     return path
 
 

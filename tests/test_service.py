@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tiny import any_size_model, close_to, count_calls, locating_model, png, save_folder
+from tiny import any_size_model, close_to, count_calls, locating_model, picture, png, save_folder
 
 
 for name in ("cachetools", "fastapi", "httpx"):
@@ -37,10 +37,6 @@ def client(start):
 
 def base64_of(image: bytes) -> str:
     return base64.b64encode(image).decode()
-
-
-def picture(seed: int = 0) -> Image.Image:
-    return Image.open(io.BytesIO(png(seed)))
 
 
 def ask(client, image: bytes | None = None, questions=QUESTIONS, **options):

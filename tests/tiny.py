@@ -172,11 +172,15 @@ def new_process(program: str, folder: Path) -> str:
     return run.stdout
 
 
+def picture(seed: int = 0, size=(64, 48)) -> Image.Image:
+    """An image of random pixels; `size` is (width, height)."""
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8))
+
+
 def png(seed: int = 0, size=(64, 48)) -> bytes:
-    """A PNG file of random pixels; `size` is (width, height)."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+    """A PNG file of such an image."""
     stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "png")
+    picture(seed, size).save(stream, "png")
     return stream.getvalue()
 
 
