@@ -1,7 +1,7 @@
 """The model as a page that runs in the browser: a folder of static files, for any file server.
 
     index.html, page.js, traffic_vlm.js, style.css, worker.js   web/, as it is
-    page.json                                                   sizes, token ids, suggested questions, files to load
+    page.json                                                   sizes, token ids, example questions, files to load
     README.md                                                   with the metadata of a static Space
     pinned/model-DIGEST/                                        graphs, tokenizer, and the Python rules of questions
     pinned/onnxruntime-web-VERSION/ and others                  JavaScript libraries, fetched by npm
@@ -24,7 +24,6 @@ from ..common.files import ROOT, new_folder
 from ..common.image_files import MAX_PIXELS
 from ..configuration_traffic_vlm import height_and_width, token_grid
 from ..data.scene import CLASSES, class_words
-from ..data.suggestions import suggest_questions
 from .onnx import OPSET, export_settings, load, make_graphs, save_onnx, store_in_less
 
 
@@ -170,7 +169,6 @@ def page_data(model: Any, processor: Any) -> dict[str, Any]:
         "grid": token_grid(vision, *height_and_width(vision.image_size)),  # of an attention map
         "max_pixels": MAX_PIXELS,
         "nouns": sorted({word for label in CLASSES for word in class_words(label)}),
-        "suggested": suggest_questions(processor),
         "kinds": list(processor.rules.examples.values()),
         "known_nouns": processor.rules.known_nouns(processor.taught_words),
         "examples": [f"examples/{path.name}" for path in EXAMPLES],

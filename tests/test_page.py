@@ -14,11 +14,8 @@ from tiny import (
     save_folder,
     start_process,
     tiny_model,
-    tiny_processor,
 )
 from traffic_vlm.common.answers import answer_text, map_strength
-from traffic_vlm.data.grammar import question_type_of
-from traffic_vlm.data.suggestions import suggest_questions
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.images_traffic_vlm import Region
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
@@ -125,19 +122,11 @@ def test_questions_are_lines():
             page_module.split_questions(text)
 
 
-def test_suggested_questions_have_taught_words_only(processor):
-    suggested = suggest_questions(processor)
-    assert {"presence", "place", "side", "count", "light state", "weather", "time of day"} <= set(suggested.values())
-    for question, question_type in suggested.items():
-        assert processor.unknown_words(question) == processor.untaught_words(question) == [], question
-        assert question_type_of(question) == question_type.replace(" ", "_"), question
-    assert "Is there an umbrella?" not in suggested and "Is there a bus?" in suggested
-    assert "What color is the car?" in suggested
-    lights = tiny_processor()
-    lights.taught = ["car", "color", "light", "traffic"]  # its question about the car has no answer
-    assert {"What color is the traffic light?"} == {text for text in suggest_questions(lights) if "color" in text}
-    first = page_module.QUESTIONS
-    assert processor.unknown_words(first) == processor.untaught_words(first) == []
+def test_questions_that_the_pages_offer_are_answered(processor):
+    offered = [*processor.rules.examples.values(), *page_module.QUESTIONS.splitlines()]
+    for question in offered:
+        read = processor.rules.read(question, processor.prompt, 128, processor.taught_words)
+        assert not (read.problem or read.unknown_words or read.untaught_words), question
 
 
 def test_the_attention_of_a_word(page, photo):

@@ -36,7 +36,6 @@ async function start() {
     $("status").textContent = done < total ? `Loading ${loaded} of ${all} MB …` : "Starting …";
   });
   $("progress").hidden = true;
-  for (const question of Object.keys(model.page.suggested)) $("all").append(new Option(question));
   $("known").textContent = `${model.page.kinds.join(" ")} It knows these nouns: ${model.page.known_nouns.join(", ")}.`;
   for (const path of model.page.examples) {
     const button = make("button", { onclick: () => choose(() => fetch(path).then((file) => file.blob()), path) });
@@ -182,15 +181,10 @@ function ask(text) {
   suggest();
 }
 
-/** Offer the first question of each type that is not in the list. */
+/** Offer the example of each kind of question that is not in the list. */
 function suggest() {
-  const byType = new Map();
-  for (const [question, type] of Object.entries(model.page.suggested)) {
-    if (!questions.includes(question) && !byType.has(type)) byType.set(type, question);
-  }
-  const chips = [...byType.values()].map((question) =>
-    make("button", { textContent: question, onclick: () => ask(question) }),
-  );
+  const others = model.page.kinds.filter((question) => !questions.includes(question));
+  const chips = others.map((question) => make("button", { textContent: question, onclick: () => ask(question) }));
   $("suggested").replaceChildren(...chips);
 }
 
