@@ -1,6 +1,5 @@
 """Files: `DataError`, and atomic writes of files and folders. This module needs only the standard library."""
 
-import json
 import os
 import tempfile
 import uuid
@@ -18,11 +17,6 @@ ROOT = Path(__file__).resolve().parent.parent  # a clone has weights here, an in
 
 class DataError(ValueError):
     """Invalid input data. The message names the file, and the line or record."""
-
-
-def decode_text(content: bytes) -> str:
-    """Text in UTF-8 or UTF-16, with or without a byte-order mark. Raises a UnicodeDecodeError."""
-    return content.decode(json.detect_encoding(content))
 
 
 @contextmanager

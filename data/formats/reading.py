@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ...common.files import DataError, decode_text
+from ...common.files import DataError
 
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -68,8 +68,9 @@ class Folder:
 
 
 def parse_text(file: BinaryIO) -> str:
-    """The text of a file in UTF-8 or UTF-16."""
-    return decode_text(file.read())
+    """The text of a file in UTF-8 or UTF-16, with or without a byte-order mark."""
+    content = file.read()
+    return content.decode(json.detect_encoding(content))
 
 
 def split_lines(text: str) -> list[tuple[int, str]]:
