@@ -4,7 +4,7 @@
     questions ── read once each: form, words, problem ─────────────────────────────────────────────┤
         ┌──────────────────────────────────────────────────────────────────────────────────────────┘
         ├─ yes/no questions: one packed pass; yes from p_yes >= 0.5, or from its threshold
-        └─ others: words are generated, of the kind that the question asks for; a count agrees with "Is there …?"
+        └─ others: words are generated, of its kind, that agree with "Is there …?", "Is it …?"
 
 Everything that asks the model asks through this class: scripts, page, service, labels, video and evaluation. The rules
 for reading a question and for what counts as its answer are in `question_traffic_vlm.py`, which needs no torch.
@@ -309,13 +309,12 @@ class TrafficVLMPipeline(Pipeline):
         options: dict[str, Any] = {"region": region, "image_size": image_size}
         if not hasattr(image, "key_values"):
             image, options = self.encode(image, **options), {}
-        encoded = image
-        if len(encoded) != 1:
-            raise ValueError(f"describe takes one image, got {len(encoded)}")
-        items = self(encoded, [*QUESTIONS], answer_untaught=False, **options)
+        if len(image) != 1:
+            raise ValueError(f"describe takes one image, got {len(image)}")
+        items = self(image, [*QUESTIONS], answer_untaught=False, **options)
         p_yes = {item["question"]: item["p_yes"] for item in items if item["p_yes"] is not None}
-        located = self.located if encoded.centers is not None else ()
-        centers = [(name, x) for name in located for _, _, (x, _) in self.model.locate(encoded, name)[0]]
+        located = self.located if image.centers is not None else ()
+        centers = [(name, x) for name in located for _, _, (x, _) in self.model.locate(image, name)[0]]
         caption = Caption(p_yes, centers, sure)
         return {"caption": caption.text, "facts": [{"question": one, "p_yes": p_yes[one]} for one in caption.said]}
 
@@ -354,14 +353,14 @@ class TrafficVLMPipeline(Pipeline):
             for question in row.questions
         ]
         scored: list[Item] = []
-        in_words: list[tuple[Item, dict[str, Any]]] = []  # with the answer to its `presence`
+        in_words: list[tuple[Item, list[Item]]] = []  # with its `checks`
         for image, question, found in (item for item in items if item[1].problem is None):
             if margins or question.is_yes_no:
                 scored.append((image, question, found))
             if not question.is_yes_no:
-                presence: dict[str, Any] = {}
-                in_words.append(((image, question, found), presence))
-                scored += [(image, question.presence, presence)] if question.presence else []
+                checks: list[Item] = [(image, one, {}) for _, one in question.checks]
+                in_words.append(((image, question, found), checks))
+                scored += checks
         with self.fast:
             encoded = self._encode(rows)
             for (_, question, found), (p, margin) in zip(scored, self._score(encoded, scored) if scored else []):
@@ -370,10 +369,10 @@ class TrafficVLMPipeline(Pipeline):
                     found |= question.yes_or_no(p, find_threshold(question.asked))
                 if margins:
                     found["margin"] = -margin if question.is_negated else margin
-            asked = [
-                (image, question.agreeing(presence["answer"] == "yes") if presence else question, found)
-                for (image, question, found), presence in in_words
-            ]
+            asked: list[Item] = []
+            for (image, question, found), checks in in_words:
+                is_yes = [answer["answer"] == "yes" for _, _, answer in checks]
+                asked.append((image, question.agreeing(is_yes) if checks else question, found))
             words = self._generate(encoded, asked) if asked else []
         for (_, question, found), (answer, score) in zip(asked, words):
             check_probability(question, score)

@@ -252,8 +252,10 @@ _DECISION = re.compile(
     r"|(?:can|could|may|must|shall|do|will) (?:i|we)) "
     rf"(?!(?:{_SEE}|have(?! to\b)|look|ask|get)\b)\w+"
 )
-# Words around a count of all objects of a class.
-_SEEN = re.compile(r"say|tell|let|know|present|camera|objects?|counted|detected|total|road|street")
+# Around the noun of a class, where all of its objects are asked about, or the only one.
+_AROUND = frozenset(
+    "say tell let know name present camera object objects counted detected total road street color side part".split()
+)
 # A verb after a noun: "a person smoking", "the lane blocked".
 _PARTICIPLE = re.compile(r"(?!(?:building|parking|red|speed)$)\w+(?:ing|ed)")
 
@@ -397,7 +399,8 @@ class Question:
         unknown_words: its words that are not in the vocabulary; the model ignores them.
         untaught_words: its words that the model was not taught; it guesses what they mean.
         problem: why it cannot be answered; None if it can be.
-        presence: of a count of all objects of a class "Is there a car?", with which its answer must agree.
+        checks: (value, yes/no question) that its answer in words must agree with: a value is an answer only if its
+            question is answered yes; "" stands for "Is there a car?", without which only 0 and "none" are answers.
     """
 
     text: str
@@ -409,13 +412,16 @@ class Question:
     unknown_words: tuple[str, ...] = ()
     untaught_words: tuple[str, ...] = ()
     problem: str | None = None
-    presence: "Question | None" = None
+    checks: tuple[tuple[str, "Question"], ...] = ()
 
-    def agreeing(self, is_there: bool) -> "Question":
-        """The same count, whose answer is 0 if there is nothing to count, and otherwise another number."""
+    def agreeing(self, is_yes: Sequence[bool]) -> "Question":
+        """The same question without the answers that the answers to its `checks` deny, unless they deny all."""
         kind: Any = self.kind
-        values = tuple(value for value in kind.values if (value == "0") != is_there)
-        return replace(self, kind=replace(kind, values=values))
+        affirmed = {value: yes for (value, _), yes in zip(self.checks, is_yes)}
+        is_there = affirmed.get("")
+        values = [value for value in kind.values if is_there is None or (value in ("0", NONE)) != is_there]
+        values = [value for value in values if affirmed.get(value, True)] or values
+        return replace(self, kind=replace(kind, values=tuple(values)))
 
     def item(self, problem: str | None = None, **found: Any) -> dict[str, Any]:
         """The item that the pipeline returns: an answer or a problem, and unknown and untaught words."""
@@ -471,8 +477,8 @@ class Rules:
 
     Args:
         kinds: kinds of answers, the first whose `asked` matches counts: {"name", "asked": [regular expressions of the
-            words that the tokenizer writes], "values": [...] or "nouns": {singular: plural}, "min_score"}. Without
-            kinds, every question in words is accepted, with any answer.
+            words that the tokenizer writes], "values": [...] or "nouns": {singular: plural}, "min_score",
+            "affirmed": {value: yes/no question}}. Without kinds, every question in words is accepted, with any answer.
         colors, light_colors: of objects and of traffic lights.
         colored: nouns whose colors a model can be taught, besides lights.
         wordings: [regular expression of a simplified question, taught question], in the order of use.
@@ -492,6 +498,7 @@ class Rules:
         self.wordings = [(re.compile(pattern, re.IGNORECASE), taught) for pattern, taught in wordings]
         self.kinds: list[tuple[AnswerKind, re.Pattern]] = []
         self.nouns: dict[str, str] = {}  # singular → plural
+        self.affirmed = {kind["name"]: kind.get("affirmed", {}) for kind in kinds}
         for kind in kinds:
             nouns = kind.get("nouns", {})
             self.nouns |= nouns
@@ -618,24 +625,26 @@ class Rules:
         if form.is_yes_no or any_kind or not self.kinds:
             return question
         if kind := self.answer_kind(" ".join(tokens)):
-            question = replace(question, kind=replace(kind, min_score=0.0) if answer_untaught else kind)
-            if "0" in kind.values and (noun := self._counted(tokens)):
-                asked = f"Is there a{'n' * (noun[0] in 'aeiou')} {noun}"
-                presence = Question(asked, asked, True, input_ids=tuple(tokenize(asked)[0]))
-                question = replace(question, presence=presence)
-            return question
+            texts = {value: text for value, text in self.affirmed[kind.name].items() if value in kind.values}
+            if {"0", NONE} & {*kind.values} and (noun := self._asked_about(tokens)):
+                texts[""] = f"Is there a{'n' * (noun[0] in 'aeiou')} {noun}"
+            prompts = ((value, text, tuple(tokenize(text)[0])) for value, text in texts.items())
+            checks = tuple((value, Question(text, text, True, input_ids=ids)) for value, text, ids in prompts)
+            kind = replace(kind, min_score=0.0) if answer_untaught else kind
+            return replace(question, kind=kind, checks=checks)
         problem = (
             "the model was not taught questions like this one. In words it answers questions about colors, numbers, "
             "sides, lights, signs, objects, weather, time of day, road and traffic; it also answers yes/no questions"
         )
         return replace(question, problem=problem + (f". Unknown words: {', '.join(unknown)}" if unknown else ""))
 
-    def _counted(self, tokens: Sequence[str]) -> str:
-        """The noun of a class whose objects a question counts, in the singular; "" if it counts only some of them."""
+    def _asked_about(self, tokens: Sequence[str]) -> str:
+        """The noun of the class that a question is about, in the singular; "" if it is about some of its objects."""
         text = f" {' '.join(tokens)} "
-        noun = max((one for one, many in self.nouns.items() if f" {many} " in text), key=len, default="")
-        rest = text.replace(f" {self.nouns[noun]} ", " ").split() if noun else []
-        is_some = any(word in _PLACES or (is_content_word(word) and not _SEEN.fullmatch(word)) for word in rest)
+        forms = [(form, one) for one, many in self.nouns.items() for form in (one, many) if f" {form} " in text]
+        form, noun = max(forms, key=lambda pair: len(pair[0]), default=("", ""))
+        rest = text.replace(f" {form} ", " ").split()
+        is_some = any((word in _PLACES or is_content_word(word)) and word not in _AROUND for word in rest)
         return "" if is_some else noun
 
     def _refusal(

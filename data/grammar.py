@@ -80,7 +80,7 @@ def question_rules() -> dict[str, Any]:
     attributes = ATTRIBUTES | SCENE_ATTRIBUTES
     kinds: list[dict[str, Any]] = []
     for name, entry in CONTENT["kinds"].items():
-        kind: dict[str, Any] = {"name": name, "asked": entry["asked"]}
+        kind: dict[str, Any] = {"name": name, "asked": entry["asked"], "affirmed": entry.get("affirmed", {})}
         if "min_score" in entry:
             kind["min_score"] = float(entry["min_score"])
         if "classes" in entry:

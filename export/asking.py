@@ -40,6 +40,14 @@ class Asking:
         ids = [self.about["start"], *ids, self.vocabulary["?"]]
         return Prompt(ids, ["[SOS]", *tokens, "?"], as_typed(text, words))
 
+    def checks(self, question: Question) -> str:
+        """JSON of the prompts of the yes/no questions with which an answer in words agrees."""
+        return json.dumps([one.input_ids for _, one in question.checks])
+
+    def agreeing(self, question: Question, is_yes: str) -> Question:
+        """The question without the answers that are denied by JSON of the answers to its checks."""
+        return question.agreeing(json.loads(is_yes))
+
     def words(self, question: Question) -> str:
         """JSON of [column, word] for each word with a map; first the word that the question is about."""
         tokens = [self.tokens[index] for index in question.input_ids]

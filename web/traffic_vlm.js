@@ -93,9 +93,12 @@ export class TrafficVLM {
       if (question.problem) return JSON.parse(this.asking.in_words(question, "", 0));
       const ids = question.input_ids.toJs();
       const first = await this.#step(image, ids);
-      if (question.presence) {
-        const { p_yes } = await this.#step(image, question.presence.input_ids.toJs());
-        const agreeing = question.agreeing(p_yes.data[0] >= 0.5);
+      const answers = [];
+      for (const check of JSON.parse(this.asking.checks(question))) {
+        answers.push((await this.#step(image, check)).p_yes.data[0] >= 0.5);
+      }
+      if (answers.length) {
+        const agreeing = this.asking.agreeing(question, JSON.stringify(answers));
         question.destroy();
         question = agreeing;
       }
