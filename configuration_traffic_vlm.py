@@ -350,10 +350,13 @@ class TrafficVLMConfig(PreTrainedConfig):
         """The temperature of P(yes) for images of (height, width): that of the nearest size that was measured."""
         if image_size is None or not self.size_temperatures:
             return self.yes_no_temperature
-        measured = {float(side): value for side, value in self.size_temperatures.items()}
-        measured[math.prod(height_and_width(self.vision_config.image_size)) ** 0.5] = self.yes_no_temperature
-        side = math.prod(image_size) ** 0.5
+        measured, side = self.measured_temperatures(), math.prod(image_size) ** 0.5
         return measured[min(measured, key=lambda one: abs(math.log(one / side)))]
+
+    def measured_temperatures(self) -> dict[float, float]:
+        """The temperatures of the default size and all others, by the side of a square of equal area."""
+        measured = {float(side): value for side, value in self.size_temperatures.items()}
+        return measured | {math.prod(height_and_width(self.vision_config.image_size)) ** 0.5: self.yes_no_temperature}
 
     @staticmethod
     def _build_text_config(

@@ -11,19 +11,16 @@ This module needs only the standard library.
 
 from collections.abc import Iterable, Mapping
 
+from .question_traffic_vlm import MASS, with_article
+
 
 ROAD, DRIVER, LIGHT = "Is there a road?", "Is this the view of a driver?", "traffic light"
 # Questions ask how many there are of COUNTED, and whether there is one of the others.
 COUNTED = ("car", "van", "truck", "bus", "motorcycle", "bicycle", "person")
 OTHERS = ("rickshaw", "train", "emergency vehicle", "animal", LIGHT, "traffic sign", "crosswalk", "traffic cone")
-MASS = ("road construction",)  # nouns without an article or a plural
 PLURALS = {"bus": "buses", "person": "people"} | {noun: noun for noun in MASS}  # others end in "s"
 SEVERAL, MANY = 4, 7
 NUMBERS = {2: "two", 3: "three"}
-
-
-def with_article(noun: str) -> str:
-    return noun if noun in MASS else f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def plural(noun: str) -> str:

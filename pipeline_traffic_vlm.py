@@ -25,9 +25,9 @@ from transformers import Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_traffic_vlm import check_image_size
-from .describing_traffic_vlm import QUESTIONS, Caption, with_article
+from .describing_traffic_vlm import QUESTIONS, Caption
 from .images_traffic_vlm import BYTES, Region, to_rgb
-from .question_traffic_vlm import Question
+from .question_traffic_vlm import Question, with_article
 
 
 __all__ = ["Question", "TrafficVLMPipeline"]
@@ -76,11 +76,6 @@ def named(index: int, call: Callable[..., Asked], *args: Any) -> Asked:
         return call(*args)
     except (TypeError, ValueError) as error:
         raise type(error)(f"image {index}: {error}") from error
-
-
-def check_probability(question: Question, p: float) -> None:
-    if not math.isfinite(p):
-        raise FloatingPointError(f"the model answers {question.text!r:.80} with a probability of {p}")
 
 
 class TrafficVLMPipeline(Pipeline):
@@ -363,8 +358,8 @@ class TrafficVLMPipeline(Pipeline):
                 scored += checks
         with self.fast:
             encoded = self._encode(rows)
-            for (_, question, found), (p, margin) in zip(scored, self._score(encoded, scored) if scored else []):
-                check_probability(question, p)
+            scores = self._score(encoded, scored) if scored else []
+            for (_, question, found), (p, margin) in zip(scored, scores):
                 if question.is_yes_no:
                     found |= question.yes_or_no(p, find_threshold(question.asked))
                 if margins:
@@ -374,8 +369,10 @@ class TrafficVLMPipeline(Pipeline):
                 is_yes = [answer["answer"] == "yes" for _, _, answer in checks]
                 asked.append((image, question.agreeing(is_yes) if checks else question, found))
             words = self._generate(encoded, asked) if asked else []
+        for (_, question, _), p in zip(scored + asked, [p for p, _ in scores] + [p for _, p in words]):
+            if not math.isfinite(p):
+                raise FloatingPointError(f"the model answers {question.text!r:.80} with a probability of {p}")
         for (_, question, found), (answer, score) in zip(asked, words):
-            check_probability(question, score)
             found |= question.answer_in_words(answer, score, min_score)
         answers = iter([question.item(**found) for _, question, found in items])
         return [[next(answers) for _ in row.questions] for row in rows]

@@ -27,6 +27,7 @@ END, UNKNOWN_TOKEN = "[EOS]", "[UNK]"
 QUESTION_END = " .?!…。？！"  # removed from the end of a question and replaced by one "?"
 LETTERS = 50  # per token. A longer text has too many tokens, and reading it to count them could take minutes
 
+MASS = ("road construction",)  # nouns without an article or a plural
 GUESS = "its answer would be a guess, which answer_untaught gives"
 
 
@@ -45,6 +46,10 @@ def question_words(text: str) -> str:
 def has_word(text: str) -> bool:
     """Whether text is more than spaces and punctuation. An emoji counts as an unknown word."""
     return any(not letter.isspace() and unicodedata.category(letter)[0] != "P" for letter in text)
+
+
+def with_article(noun: str) -> str:
+    return noun if noun in MASS else f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def words_at(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[str]:
@@ -627,7 +632,7 @@ class Rules:
         if kind := self.answer_kind(" ".join(tokens)):
             texts = {value: text for value, text in self.affirmed[kind.name].items() if value in kind.values}
             if {"0", NONE} & {*kind.values} and (noun := self._asked_about(tokens)):
-                texts[""] = f"Is there a{'n' * (noun[0] in 'aeiou')} {noun}"
+                texts[""] = f"Is there {with_article(noun)}"
             prompts = ((value, text, tuple(tokenize(text)[0])) for value, text in texts.items())
             checks = tuple((value, Question(text, text, True, input_ids=ids)) for value, text, ids in prompts)
             kind = replace(kind, min_score=0.0) if answer_untaught else kind

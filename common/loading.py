@@ -1,12 +1,11 @@
 """The full model of a folder or of the Hub, refused where its weights are damaged or incomplete."""
 
-import math
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from ..configuration_traffic_vlm import check_image_size, height_and_width
+from ..configuration_traffic_vlm import check_image_size
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 
 
@@ -51,9 +50,8 @@ def parse_size(text: str) -> tuple[int, int]:
 def set_image_size(model: Any, processor: Any, size: tuple[int, int]) -> None:
     """Make (height, width) the default size of images of a loaded model, with the temperature of this size."""
     config, vision = model.config, model.config.vision_config
-    before = f"{math.prod(height_and_width(vision.image_size)) ** 0.5:g}"
     if config.size_temperatures:  # the default is measured, too, and may be asked for later
-        config.size_temperatures = {**config.size_temperatures, before: config.yes_no_temperature}
+        config.size_temperatures = {f"{side:g}": value for side, value in config.measured_temperatures().items()}
     config.yes_no_temperature = config.temperature_at(size)
     vision.image_size = list(size)
     processor.image_processor.size = {"height": size[0], "width": size[1]}

@@ -369,10 +369,7 @@ def test_the_size_of_images_is_a_dial(dial, size, shape):
     rows, columns = (side // (16 if shape == (256, 256) else 32) for side in shape)  # above 256 pixels it pools
     assert attention_maps(dial.model, ids, encoded_images=encoded).shape == (*ids.shape, rows, columns)
     model, processor = any_size_model(), tiny_processor()
-    model.config.size_temperatures = {"640": 9.0}
-    before = model.config.temperature_at((256, 256))
     set_image_size(model, processor, shape)  # as the commands do
-    assert model.config.temperature_at((256, 256)) == before
     assert TrafficVLMPipeline(model=model, processor=processor, min_score=0)(PICTURE, CAR) == items
 
 
@@ -403,3 +400,10 @@ def test_each_size_has_its_temperature(dial):
     for size, item in margins.items():
         scale = 10.0 if size >= 384 else dial.model.config.yes_no_temperature
         assert item["p_yes"] == pytest.approx(1 / (1 + math.exp(-item["margin"] / scale)), abs=1e-5)
+
+
+def test_another_default_size_keeps_the_temperature_of_the_former_one():
+    model = any_size_model()
+    model.config.size_temperatures = {"320": 9.0}
+    set_image_size(model, tiny_processor(), (320, 320))
+    assert [model.config.temperature_at((side, side)) for side in (256, 320)] == [1.0, 9.0]
