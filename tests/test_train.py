@@ -273,8 +273,7 @@ def test_own_questions_of_another_kind_than_ours_are_answered_later(processor):
         ("Should we stop?", "no", True),
     ):
         assert are_of_own_kind([(question, answer)], processor) == is_own
-        read = processor.rules.read(question, processor.prompt, 128, any_kind=is_own)
-        assert read.problem is None
+        assert processor.rules.read(question, processor.prompt, 128, any_kind=is_own).problem is None
 
 
 def test_auxiliary_losses_are_divided_by_the_number_of_accumulated_passes(start, tmp_path, processor, monkeypatch):

@@ -67,8 +67,10 @@ def test_the_page_reads_fields_that_python_has(model, processor):
     """Also where no browser can try it."""
     code = "".join((ROOT / "web" / name).read_text("utf-8") for name in ("traffic_vlm.js", "page.js"))
     page = page_data(model, processor)
-    question = Asking(json.dumps(page), lambda text: "[]", '{"?": 6}').read("^")  # it has no token
-    assert "has no word" in question.problem
+    asking = Asking(json.dumps(page), lambda text: "[]", '{"?": 6}')
+    question, count = asking.read("^"), processor.rules.read("How many cars?", processor.prompt, 128)
+    assert "has no word" in question.problem  # it has no token
+    assert asking.agreeing(count, "[false]").kind.values == ("0",) and len(json.loads(asking.checks(count))) == 1
     known = {r"\bquestion": [*dir(question), "destroy"], r"this\.asking": dir(Asking), r"this\.about": page["model"]}
     for name, fields in (known | {r"(?:this|model)\.page": [*page, "files"]}).items():
         read = set(re.findall(rf"{name}\.(\w+)", code))
