@@ -102,6 +102,7 @@ class TrafficVLMTextConfig(PreTrainedConfig):
             the full model it is the projector's output width.
         attention_dropout, hidden_dropout: probabilities, used in training only.
         pad_token_id ... no_token_id: ids of `[PAD]`, `[UNK]`, `[SOS]`, `[EOS]`, `[YES]`, `[NO]`.
+        yes_bias: added to the logit of `[YES]`, because a model says no too often about cameras that are new to it.
 
     Raises:
         ValueError: if fields are invalid or contradict each other; the message names them and their values.
@@ -140,6 +141,7 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         eos_token_id: int = 3,
         yes_token_id: int = 4,
         no_token_id: int = 5,
+        yes_bias: float = 0.0,
         **kwargs: Any,
     ):
         self.vocab_size = vocab_size
@@ -169,6 +171,7 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         self.eos_token_id = eos_token_id
         self.yes_token_id = yes_token_id
         self.no_token_id = no_token_id
+        self.yes_bias = yes_bias
         self.check_fields()
         super().__init__(**kwargs)
 

@@ -452,8 +452,9 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         So `[PAD]` is never generated, and its embedding stays zero. Its log-probability is finite, because label
         smoothing adds up the log-probabilities of all words.
         """
-        logits = self.lm_head(hidden_states)
-        logits[..., self.config.get_text_config().pad_token_id] = logits.detach().amin(-1) - PAD_MARGIN
+        logits, text_config = self.lm_head(hidden_states), self.config.get_text_config()
+        logits[..., text_config.yes_token_id] += text_config.yes_bias
+        logits[..., text_config.pad_token_id] = logits.detach().amin(-1) - PAD_MARGIN
         return logits
 
     @can_return_tuple

@@ -108,9 +108,8 @@ class TrafficVLMScoringMixin:
         The temperature is that of images of (height, width) `image_size`, by default the model's.
         """
         text_config = self.config.get_text_config()
-        # `logits[..., [no, yes]]` would copy the two indices to a GPU, and wait for it.
-        no_yes = torch.stack([logits[..., text_config.no_token_id], logits[..., text_config.yes_token_id]], -1).float()
-        return (no_yes / self.config.temperature_at(image_size)).softmax(-1)[..., 1]
+        margin = logits[..., text_config.yes_token_id].float() - logits[..., text_config.no_token_id].float()
+        return (margin / self.config.temperature_at(image_size)).sigmoid()
 
     @torch.no_grad()
     def score_yes_no(

@@ -53,7 +53,7 @@ class DecoderGraph(nn.Module):
     def __init__(self, model: Any):
         super().__init__()
         self.text_model, self.lm_head, self.config = model.model.text_model, model.lm_head, model.config
-        self.yes_probability = model.yes_probability
+        self.compute_logits, self.yes_probability = model.compute_logits, model.yes_probability
 
     def hidden_states(self, ids: Tensor, positions: Tensor, mask: Tensor, images: Any, cache: Any = None) -> Tensor:
         text = self.config.get_text_config()
@@ -82,7 +82,7 @@ class ScoreGraph(DecoderGraph):
         mask = (segment_ids[:, :, None] == segment_ids[:, None]).tril()[:, None]  # [B,1,L,L]
         states = self.hidden_states(input_ids, position_ids, mask, (image_keys, image_values))
         ends = question_ends.clamp(min=0)[..., None].expand(-1, -1, states.shape[-1])
-        return self.yes_probability(self.lm_head(states.gather(1, ends)))
+        return self.yes_probability(self.compute_logits(states.gather(1, ends)))
 
 
 class StepCache:
@@ -121,9 +121,8 @@ class DecodeGraph(DecoderGraph):
         states = self.hidden_states(input_ids, positions[None], mask, (image_keys, image_values), cache)
         for handle in handles:
             handle.remove()
-        logits = self.lm_head(states[:, -1])
-        is_pad = torch.arange(logits.shape[-1]) == self.config.get_text_config().pad_token_id
-        log_probs = logits.masked_fill(is_pad, -torch.inf).log_softmax(-1)
+        logits = self.compute_logits(states[:, -1])
+        log_probs = logits.log_softmax(-1)
         keys, values = map(torch.stack, zip(*cache.after))
         vision = self.config.vision_config
         rows, columns = token_grid(vision, *height_and_width(vision.image_size))

@@ -49,8 +49,8 @@ def build(output_dir: Path) -> list[Path]:
     shipped, processor = TrafficVLMConfig.from_pretrained(ROOT), TrafficVLMProcessor.from_pretrained(ROOT)
     tokenizer = make_tokenizer()
     kept = {name: getattr(shipped, name) for name in ("yes_no_temperature", "size_temperatures", "dtype")}
-    located = {"located": shipped.vision_config.located}
-    config = TrafficVLMConfig(located, architectures=["TrafficVLMForConditionalGeneration"], **kept)
+    located, bias = {"located": shipped.vision_config.located}, {"yes_bias": shipped.text_config.yes_bias}
+    config = TrafficVLMConfig(located, bias, architectures=["TrafficVLMForConditionalGeneration"], **kept)
     token_ids = {name: getattr(config.text_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     # The whole image is resized to a square (bicubic, no crop); pixels are scaled to [-1, 1].
     size = config.vision_config.image_size

@@ -22,9 +22,7 @@ from huggingface_hub import HfApi
 from hypothesis import settings
 from transformers.utils import logging
 
-from tiny import ROOT, TINY_TEXT, TINY_TOWER, save_folder, tiny_decoder, tiny_model, tiny_processor
-from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
-from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from tiny import ROOT, TINY_TOWER, save_folder, tiny_decoder, tiny_model, tiny_processor
 
 
 HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -82,11 +80,10 @@ def exported(tmp_path_factory):
     folder, graphs = base / "exported model", base / "graphs"
     with FileLock(base / "export.lock"):
         if not graphs.exists():
-            torch.manual_seed(0)
             vision = {"model_type": "traffic_vlm_vision", "located": {"bus": 0.0, "car": 0.0}} | TINY_TOWER
-            model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(vision, TINY_TEXT, yes_no_temperature=1.7))
+            model = tiny_model(text={"yes_bias": 0.4}, vision=vision, yes_no_temperature=1.7)
             folder.mkdir(exist_ok=True)
-            export(save_folder(model.eval(), folder), graphs)
+            export(save_folder(model, folder), graphs)
     return folder, graphs
 
 

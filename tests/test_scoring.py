@@ -22,9 +22,9 @@ QUESTIONS = [random_ids(4, seed=1), random_ids(3, seed=2)]
 
 @torch.no_grad()
 def test_p_yes_is_a_softmax_of_two_logits_at_the_last_token():
-    model, ids, pixels = tiny_model(yes_no_temperature=2.5), random_ids(1, 6), random_pixels(1)
-    logits = model(ids, pixels).logits[0, -1]
-    yes, no = logits[4].exp() ** (1 / 2.5), logits[5].exp() ** (1 / 2.5)
+    model, ids, pixels = tiny_model(text={"yes_bias": 0.5}, yes_no_temperature=2.5), random_ids(1, 6), random_pixels(1)
+    logits = model.lm_head(model.model(ids, pixels).last_hidden_state)[0, -1]
+    yes, no = (logits[4] + 0.5).exp() ** (1 / 2.5), logits[5].exp() ** (1 / 2.5)
     [scores] = model.score_yes_no(ids, pixels)
     close(scores, (yes / (yes + no))[None])
     for columns in ((3, 0), (0, 3)):  # of padding, which is not the last token
