@@ -158,7 +158,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         taught: the content words that the weights were taught. None if they are not known.
         own_questions: whether the weights were taught a user's own questions. Then the pipeline accepts every kind
             of question, and every answer in words.
-        questions: the arguments of `Rules`, by which questions are read: kinds of answers, other wordings, examples.
+        questions: the arguments of `Rules`, by which questions are read: kinds of answers, colors, examples.
     """
 
     def __init__(

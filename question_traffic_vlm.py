@@ -1,7 +1,7 @@
 """What a question asks, by its words alone, and the item that answers it.
 
     "Is there no bus? Answer yes or no."   → asked as "Is there any bus", for yes or no, negated
-    "Weather?"                             → asked as "What is the weather", for words: a kind of weather
+    "Weather?"                             → asked as "How is the weather", for words: a kind of weather
     "Is there a car, is it snowing?"       → problem: two questions
     "Is there a kerb?"                     → refusal: the model does not know "kerb"
 
@@ -9,7 +9,7 @@
                                            └─ words  → answer_in_words ─┘
 
 `Rules` holds what belongs to the words that a model was taught, as data in processor_config.json (written from
-data/templates.yaml): the kinds of answers, and people's wordings of taught questions. This module needs only the
+data/templates.yaml): the kinds of answers, each with one wording of its questions. This module needs only the
 standard library, so that the page in a browser decides as the pipeline does.
 """
 
@@ -65,7 +65,6 @@ def words_at(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[str]:
 
 def _simplify(text: str) -> str:
     """Text with single spaces, without apostrophes, "please" and closing punctuation: "what is it"."""
-    text = re.sub(r"(?<=\w)['\u2018\u2019]s (?=(?:colou?r|status|state|position|location)\b)", " ", text, flags=re.I)
     text = " ".join(text.translate(_NO_APOSTROPHES).split()).strip(QUESTION_END)
     text = re.sub(r"^(what|where|how|when)s\b", r"\1 is", text, flags=re.I)
     return re.sub("^please |,? please$", "", text, flags=re.I)
@@ -81,6 +80,7 @@ _WH = r"(?:what|which|who|whom|whose|whereabouts|where|when|why|how)(?:s|re|d|ll
 _CONDITION = rf"when\b(?! {_AUXILIARY})"  # "When it is dark, are the lights on?"
 _TELL_ABOUT = r"tell (?:me|us)(?: \w+)? about\b"
 _SEE = "see|find|count|read|detect|spot|observe|notice"
+_COMPARED = "more|less|fewer|over|under|above|below|at least|at most"  # "count more than 2 cars", for yes or no
 # What says nothing about the answer: "so, could you tell me", "I would like to know", "do you see" before "what".
 _LEAD_IN = re.compile(
     r"(?:\s*(?:please|and|so|now|okay|ok|also|but|then|well|or|just|roughly|approximately|exactly|about(?= how)"
@@ -92,7 +92,7 @@ _without_lead_in = partial(_LEAD_IN.sub, "", count=1)  # it matches at the start
 _REQUEST = re.compile(
     rf"give\b(?! way\b)|(?:{_AUXILIARY} you )?(?:please )?(?:{_TELL_ABOUT}|describe|list|name|count|explain|identify"
     r"|predict|select|choose|determine|estimate|summarize|read|specify|classify|categorize|caption|compare|locate)\b"
-    r"(?! (?:if|whether)\b)"
+    rf"(?! (?:if|whether|{_COMPARED})\b)"
 )
 # "What color is it?", "In this image how many cars are there?", "The parked car is in what lane?"
 _ASKS_FOR_WORDS = re.compile(
@@ -102,11 +102,11 @@ _ASKS_FOR_WORDS = re.compile(
 )
 # Questions that begin like yes/no questions, but one of the alternatives is their answer.
 _FOR_WORDS = re.compile(
-    r"(?:the )?(?:number|amount|colou?r|type|kind|status|state|location|position|side) of\b.*"
+    rf"(?:the )?(?:number|amount|colou?r|type|kind|status|state|location|position|side) of\b(?!.* (?:{_COMPARED})\b).*"
     # "Is the light red or green?", "Is it on the left or on the right?"
     r"|(?:is|are|was|were) (?:(?:it|this|that|these|those|they|traffic)\b"
     r"|the(?: \w+){1,2}?(?: ahead(?: of us)?| on the (?:left|right))?)"
-    r"(?:(?: \w+,)* \w+,? or \w+(?: (?:right now|now|here|today|currently|at the moment|in (?:the|this) \w+))?"
+    r"(?:(?: \w+,)* \w+,? or \w+(?: (?:right now|now|still|here|today|currently|at the moment|in (?:the|this) \w+))?"
     r"| .*\bor (?:on|in|at|by|of|to|from|an?|the) .*)"
     r"|(?!dusk)(?:\w+, )*\w+(?<!s),? or \w+(?<!s)"  # "Sunny or cloudy?"
     # "Is the car ahead of us parked or moving?", "Day or night?"
@@ -114,7 +114,7 @@ _FOR_WORDS = re.compile(
     r"|wet or dry|stop or go|heavy or light|parked or moving|moving or parked)\b.*"
 )
 # With a verb, or as a thing that can be there: "any car", "a car seen from the side".
-_NAMES_THING = re.compile(rf"\b{_AUXILIARY}|^(?:any|an?|some|look for|see|at least)\b")
+_NAMES_THING = re.compile(rf"\b{_AUXILIARY}|\b(?:any|some|than|{_COMPARED})\b|^(?:an?|look for|{_SEE})\b")
 # A clause that can stand alone as a question, but not "can you tell me", "may I ask".
 _QUESTION = re.compile(
     r"(?=\S+ \S+ \S+)"
@@ -483,10 +483,10 @@ class Rules:
     Args:
         kinds: kinds of answers, the first whose `asked` matches counts: {"name", "asked": [regular expressions of the
             words that the tokenizer writes], "values": [...] or "nouns": {singular: plural}, "min_score",
-            "affirmed": {value: yes/no question}}. Without kinds, every question in words is accepted, with any answer.
+            "question", "affirmed": {value: yes/no question}}. All questions of a kind are asked as its "question", in
+            which {car} or {cars} is the class. Without kinds, every question in words is accepted.
         colors, light_colors: of objects and of traffic lights.
         colored: nouns whose colors a model can be taught, besides lights.
-        wordings: [regular expression of a simplified question, taught question], in the order of use.
         examples: kind of question → a question.
     """
 
@@ -496,14 +496,13 @@ class Rules:
         colors: Sequence[str] = (),
         light_colors: Sequence[str] = (),
         colored: Sequence[str] = (),
-        wordings: Sequence[Sequence[str]] = (),
         examples: Mapping[str, str] | None = None,
     ):
         self.colors, self.light_colors, self.colored, self.examples = colors, light_colors, colored, examples or {}
-        self.wordings = [(re.compile(pattern, re.IGNORECASE), taught) for pattern, taught in wordings]
         self.kinds: list[tuple[AnswerKind, re.Pattern]] = []
         self.nouns: dict[str, str] = {}  # singular → plural
         self.affirmed = {kind["name"]: kind.get("affirmed", {}) for kind in kinds}
+        self.questions = {kind["name"]: kind.get("question", "") for kind in kinds}
         for kind in kinds:
             nouns = kind.get("nouns", {})
             self.nouns |= nouns
@@ -521,12 +520,8 @@ class Rules:
         plain = text.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be tokenized
         asked, is_yes_no = _without_instruction(plain)
         asked, _ = _rewrite(asked, _LEFT_OUT)
-        taught = self.as_taught(asked)
-        simple = _simplify(taught)
-        asks_yes_no = _asks_yes_no(simple) and not self._is_name_of_kind(simple)
-        if asks_yes_no or not is_yes_no:  # "Traffic: yes or no?" is not "What is the traffic like?"
-            asked = taught
-        is_yes_no |= asks_yes_no
+        simple = _simplify(asked)
+        is_yes_no |= _asks_yes_no(simple) and not self._is_name_of_kind(simple)
         asked, turned = _rewrite(asked, _OPPOSITES if is_yes_no else ())
         problem = None
         if not has_word(asked):
@@ -537,20 +532,9 @@ class Rules:
             problem = f"the model does not understand {negation[0]!r} in a question: ask without it"
         return Question(text, asked, is_yes_no, turned % 2 == 1, problem=problem)
 
-    def as_taught(self, text: str) -> str:
-        """The taught question that means the same as a text; the text itself if there is none."""
-        if len(text) > 200:  # some patterns take a time that grows with the square of the length
-            return text
-        simple = _simplify(text)
-        for pattern, taught in self.wordings:
-            if match := pattern.fullmatch(simple):
-                text = match.expand(taught)
-                simple = _simplify(text)
-        return text
-
     def _is_name_of_kind(self, simple: str) -> bool:
         """Whether a clause without a verb names what is asked for, and not one value of it: "Car position"."""
-        text = simple.casefold()
+        text = simple.casefold().replace("colour", "color")
         rest = re.sub("time of (the )?day", "", text)  # "day" is no value there
         for clause in map(_without_lead_in, _SEPARATOR.split(text)[::2]):
             kind = None if _NAMES_THING.search(clause) else self.answer_kind(clause)
@@ -630,8 +614,11 @@ class Rules:
         if form.is_yes_no or any_kind or not self.kinds:
             return question
         if kind := self.answer_kind(" ".join(tokens)):
+            noun = self._asked_about(tokens, kind)
+            if asked := self._common_wording(kind, noun, tokens):
+                question = replace(question, asked=asked, input_ids=tuple(tokenize(asked)[0]))
             texts = {value: text for value, text in self.affirmed[kind.name].items() if value in kind.values}
-            if {"0", NONE} & {*kind.values} and (noun := self._asked_about(tokens)):
+            if {"0", NONE} & {*kind.values} and noun:
                 texts[""] = f"Is there {with_article(noun)}"
             prompts = ((value, text, tuple(tokenize(text)[0])) for value, text in texts.items())
             checks = tuple((value, Question(text, text, True, input_ids=ids)) for value, text, ids in prompts)
@@ -643,13 +630,20 @@ class Rules:
         )
         return replace(question, problem=problem + (f". Unknown words: {', '.join(unknown)}" if unknown else ""))
 
-    def _asked_about(self, tokens: Sequence[str]) -> str:
+    def _common_wording(self, kind: AnswerKind, noun: str, tokens: Sequence[str]) -> str:
+        """The question that all of a kind are asked as; "" if this one is about some objects of a class only."""
+        text = self.questions[kind.name]
+        is_one = f" {noun} " in f" {' '.join(tokens)} "  # "the cars" are not "the car"
+        fits = "{" not in text or (noun and (is_one or "{car}" not in text))
+        return text.format(car=noun, cars=self.nouns.get(noun)) if fits else ""
+
+    def _asked_about(self, tokens: Sequence[str], kind: AnswerKind) -> str:
         """The noun of the class that a question is about, in the singular; "" if it is about some of its objects."""
         text = f" {' '.join(tokens)} "
         forms = [(form, one) for one, many in self.nouns.items() for form in (one, many) if f" {form} " in text]
         form, noun = max(forms, key=lambda pair: len(pair[0]), default=("", ""))
-        rest = text.replace(f" {form} ", " ").split()
-        is_some = any((word in _PLACES or is_content_word(word)) and word not in _AROUND for word in rest)
+        rest = {*text.replace(f" {form} ", " ").split()}.difference(_AROUND, *map(str.split, kind.values))
+        is_some = any(word in _PLACES or is_content_word(word) for word in rest)
         return "" if is_some else noun
 
     def _refusal(

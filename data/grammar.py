@@ -76,11 +76,12 @@ class QuestionType:
 
 
 def question_rules() -> dict[str, Any]:
-    """The kinds of answers, example questions and people's wordings of `templates.yaml`, as `Rules` takes them."""
+    """The kinds of answers and example questions of `templates.yaml`, as `Rules` takes them."""
     attributes = ATTRIBUTES | SCENE_ATTRIBUTES
     kinds: list[dict[str, Any]] = []
     for name, entry in CONTENT["kinds"].items():
         kind: dict[str, Any] = {"name": name, "asked": entry["asked"], "affirmed": entry.get("affirmed", {})}
+        kind["question"] = entry.get("question", "")
         if "min_score" in entry:
             kind["min_score"] = float(entry["min_score"])
         if "classes" in entry:
@@ -89,24 +90,12 @@ def question_rules() -> dict[str, Any]:
         else:
             kind["values"] = [*attributes.get(entry.get("attribute"), ()), *entry.get("values", ())]
         kinds.append(kind)
-    parts: dict[str, str] = {}
-    for name, text in CONTENT["wordings"]["parts"].items():  # a part has only parts above it
-        parts[f"%{name}%"] = _with_parts(text if isinstance(text, str) else "|".join(text), parts)
-    wordings = [
-        [_with_parts(pattern, parts), taught]
-        for taught, patterns in CONTENT["wordings"]["taught"].items()
-        for pattern in patterns
-    ]
     colors = {
         "colors": ATTRIBUTES["color"],
         "light_colors": ATTRIBUTES["state"],
         "colored": [name for one in CONTENT["colored"] for name in CLASSES[one][:2]],
     }
-    return {"kinds": kinds, **colors, "examples": CONTENT["examples"], "wordings": wordings}
-
-
-def _with_parts(pattern: str, parts: Mapping[str, str]) -> str:
-    return re.sub("|".join(parts) or "$^", lambda match: parts[match[0]], pattern)
+    return {"kinds": kinds, **colors, "examples": CONTENT["examples"]}
 
 
 def _question_type(
