@@ -249,6 +249,7 @@ _DETERMINERS = _PRONOUNS | frozenset(
 _PLACES = frozenset(
     "ahead left right front back center near far close closer straight behind away next side clearly".split()
 )
+_NO_NOUNS = FUNCTION_WORDS | _PLACES
 _CLAUSE_ENDS = frozenset([*".,;:", "and", "or", ""])
 _ADVERBS = frozenset("actually currently perhaps really today".split())  # of the words around questions in training
 # What to do, and what comes next, is not in the image: "may we go", "will the bus stop", but not "can we see a car".
@@ -260,6 +261,13 @@ _DECISION = re.compile(
 # Around the noun of a class, where all of its objects are asked about, or the only one.
 _AROUND = frozenset(
     "say tell let know name present camera object objects counted detected total road street color side part".split()
+)
+# Words that add nothing to a thing or a value: "could you see any cars in this image", "check if the sky is cloudy".
+_ADDS_NOTHING = frozenset(
+    "a an the any some there here now still just is are was were be been am do does did has have can could would may "
+    "you we i me us it its this that these those in on at to for by if please see seen look like visible show appear "
+    "around image scene video taken say tell let know name present object objects detected clearly weather sky status "
+    "current out , . : [UNK]".split()
 )
 # A verb after a noun: "a person smoking", "the lane blocked".
 _PARTICIPLE = re.compile(r"(?!(?:building|parking|red|speed)$)\w+(?:ing|ed)")
@@ -304,7 +312,7 @@ def _nouns(tokens: Sequence[str], start: int, has_predicate: bool = False) -> se
         while start < len(tokens) and (tokens[start] in _DETERMINERS or tokens[start].isdigit()):
             start += 1
         end = start
-        while end < len(tokens) and not _ends_noun(tokens[end]):
+        while end < len(tokens) and tokens[end] not in _NO_NOUNS and (tokens[end].isalpha() or tokens[end] == "[UNK]"):
             end += 1
         if end == start:
             return found
@@ -316,11 +324,6 @@ def _nouns(tokens: Sequence[str], start: int, has_predicate: bool = False) -> se
         if after not in (",", "and", "or"):
             return found
         start = end + 1
-
-
-def _ends_noun(word: str) -> bool:
-    is_sign = not word[:1].isalnum() and word != UNKNOWN_TOKEN
-    return word in FUNCTION_WORDS or word in _PLACES or is_sign or word.isdigit()
 
 
 # --- kinds of answers ---
@@ -510,6 +513,12 @@ class Rules:
             values, least = tuple(kind.get("values", ())), kind.get("min_score", 0.0)
             found = AnswerKind(kind["name"], values, names, tuple(colors), least)
             self.kinds.append((found, re.compile("|".join(rf"(?:{one}(?!\w))" for one in kind["asked"]))))
+        # (name, other words that are needed, yes/no question) of things, and of values of which a scene has one.
+        names = [(form, one) for one, many in self.nouns.items() for form in (one, many)]
+        self.simplest = [(form, set[str](), f"Is there {with_article(one)}") for form, one in names]
+        for kind, _ in self.kinds:
+            for value, text in self.affirmed[kind.name].items() if NONE not in kind.values else ():
+                self.simplest.append((value, {*text.lower().split()}.difference(_ADDS_NOTHING, value.split()), text))
 
     def known_nouns(self, taught: Collection[str] | None) -> list[str]:
         """The nouns that a model can be asked about, in the singular; `taught`: its words, None if not known."""
@@ -611,8 +620,11 @@ class Rules:
             untaught_words=tuple(dict.fromkeys(untaught)),
             problem=None if answer_untaught else self._refusal(tokens, typed, taught, any_kind),
         )
-        if form.is_yes_no or any_kind or not self.kinds:
+        if any_kind or not self.kinds:
             return question
+        if form.is_yes_no:
+            asked = self._simplest_yes_no(tokens)
+            return replace(question, asked=asked, input_ids=tuple(tokenize(asked)[0])) if asked else question
         if kind := self.answer_kind(" ".join(tokens)):
             noun = self._asked_about(tokens, kind)
             if asked := self._common_wording(kind, noun, tokens):
@@ -629,6 +641,15 @@ class Rules:
             "sides, lights, signs, objects, weather, time of day, road and traffic; it also answers yes/no questions"
         )
         return replace(question, problem=problem + (f". Unknown words: {', '.join(unknown)}" if unknown else ""))
+
+    def _simplest_yes_no(self, tokens: Sequence[str]) -> str:
+        """The simplest yes/no question about the same thing or value; "" if this one asks for more."""
+        text = f" {' '.join(tokens)} "
+        for named, needed, asked in self.simplest:
+            rest = {*re.sub(r"\b(?:street|surface|ground)\b", "road", text.replace(f" {named} ", " ")).split()}
+            if f" {named} " in text and needed <= rest <= _ADDS_NOTHING | needed:
+                return asked
+        return ""
 
     def _common_wording(self, kind: AnswerKind, noun: str, tokens: Sequence[str]) -> str:
         """The question that all of a kind are asked as; "" if this one is about some objects of a class only."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from ..question_traffic_vlm import with_article
 from .scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, classes_of, is_a
 
 
@@ -116,11 +117,6 @@ def flat(texts: Any) -> Iterator[str]:
             yield from flat(one)
 
 
-def slots_of(template: str) -> list[str]:
-    """The names of the slots of a template, in order."""
-    return [name for _, name, _, _ in Formatter().parse(template) if name]
-
-
 FILLINGS: dict[str, Any] = CONTENT["fillings"]
 TYPES = {name: _question_type(name, **entry) for name, entry in CONTENT["types"].items()}
 
@@ -160,7 +156,7 @@ def in_other_words(question: str, rng: random.Random) -> str:
 
 def _filled(template: str, key: Sequence[str]) -> Iterator[str]:
     """The text of a template with each combination of fillings."""
-    names = slots_of(template)
+    names = [name for _, name, _, _ in Formatter().parse(template) if name]
     for fillings in product(*(_fillings(name, key) for name in names)):
         yield template.format(**dict(zip(names, fillings)))
 
@@ -178,10 +174,6 @@ def _fillings(slot: str, key: Sequence[str]) -> Sequence[str]:
     if isinstance(table, Mapping):
         table = next((table[part] for part in (*reversed(rest), OTHER) if part in table), ())
     return [text for filling in table for text in _filled(filling, key)]
-
-
-def with_article(words: str) -> str:
-    return ("an " if words[0] in "aeiou" else "a ") + words
 
 
 def amount(number: int, category: str, adjective: str = "", is_exact: bool = True) -> str:

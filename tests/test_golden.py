@@ -34,7 +34,7 @@ def test_shipped_weights_answer_right(dtype, tolerance):
 
 
 def test_other_wordings_get_the_answers_of_the_taught_ones():
-    """The same are 95 % of yes and no, and 87 % in words."""
+    """The same are 95 % of yes and no, and 92 % in words."""
     lines = (ROOT / "tests" / "data" / "wordings.txt").read_text().splitlines()[1:]
     pairs = [[part.strip() for part in line.split("|")] for line in lines]
     questions = list(dict.fromkeys(question for pair in pairs for question in pair))
@@ -44,4 +44,4 @@ def test_other_wordings_get_the_answers_of_the_taught_ones():
         answered = dict(zip(questions, items))
         for one, other in ((answered[taught], answered[wording]) for taught, wording in pairs):
             found[one["p_yes"] is not None].append(one["answer"] == other["answer"])
-    assert np.mean(found[True]) > 0.93 and np.mean(found[False]) > 0.75
+    assert np.mean(found[True]) > 0.93 and np.mean(found[False]) > 0.88

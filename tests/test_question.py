@@ -68,23 +68,10 @@ def test_other_wordings_are_asked_as_taught(processor, line):
         assert RULES.form(text).is_yes_no == RULES.form(taught).is_yes_no, text
 
 
-@pytest.mark.parametrize(
-    ("question_id", "asked"),
-    [
-        ("weather/weather/what", "how is the weather?"),
-        ("road_surface/road surface/what", "i need the road status?"),
-        ("count/bus/what", "how many buses are there?"),
-        ("color/car/what", "what color is the car?"),
-    ],
-)
-def test_all_questions_of_a_kind_are_asked_in_one_wording(processor, question_id, asked):
-    texts = paraphrases_of(question_id)
-    assert len(texts) > 30 and {prompt_of(processor, text) for text in texts} == {f"[SOS] {asked}"}
-
-
-def test_questions_about_some_objects_are_asked_as_they_stand(processor):
-    for text in ("count the cars on the left?", "number of red buses?", "say what color the cars are?"):
-        assert prompt_of(processor, text) == f"[SOS] {text}"
+def test_questions_in_words_of_a_kind_are_asked_in_one_wording(processor):
+    asked = {"weather/weather/what": "how is the weather?", "count/bus/what": "how many buses are there?"}
+    for question_id, text in asked.items():
+        assert {prompt_of(processor, one) for one in paraphrases_of(question_id)} == {f"[SOS] {text}"}
 
 
 @pytest.mark.parametrize("line", FORMS["other meanings"].splitlines())
@@ -92,14 +79,8 @@ def test_words_of_another_meaning_stay(processor, line, monkeypatch):
     monkeypatch.setattr("traffic_vlm.tokenization_traffic_vlm._PHRASES", {})
     without_phrases = TrafficVLMTokenizer(processor.tokenizer.get_vocab())
     for text in line.split("|"):
-        asked, typed = question_words(RULES.form(text).asked), question_words(text)
+        asked, typed = question_words(RULES.read(text, processor.prompt, 128).asked), question_words(text)
         assert processor.tokenizer.tokenize(asked) == without_phrases.tokenize(typed), text
-
-
-def test_a_question_with_an_instruction_is_not_asked_for_words():
-    for text in ("Traffic: yes or no?", "Speed limit, yes or no?", "Is the road wet or dry? Answer yes or no."):
-        form = RULES.form(text)
-        assert form.is_yes_no and "what" not in form.asked.lower(), text
 
 
 def test_words_around_a_question_change_neither_its_form_nor_its_kind(processor):
