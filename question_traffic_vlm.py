@@ -516,8 +516,8 @@ class Rules:
         # (name, other words that are needed, yes/no question) of things, and of values of which a scene has one.
         names = [(form, one) for one, many in self.nouns.items() for form in (one, many)]
         self.simplest = [(form, set[str](), f"Is there {with_article(one)}") for form, one in names]
-        for kind, _ in self.kinds:
-            for value, text in self.affirmed[kind.name].items() if NONE not in kind.values else ():
+        for found, _ in self.kinds:
+            for value, text in self.affirmed[found.name].items() if NONE not in found.values else ():
                 self.simplest.append((value, {*text.lower().split()}.difference(_ADDS_NOTHING, value.split()), text))
 
     def known_nouns(self, taught: Collection[str] | None) -> list[str]:
@@ -623,7 +623,8 @@ class Rules:
         if any_kind or not self.kinds:
             return question
         if form.is_yes_no:
-            asked = self._simplest_yes_no(tokens)
+            is_known = all(tokens[i] != UNKNOWN_TOKEN for i in asked_for(tokens))
+            asked = self._simplest_yes_no(tokens) if is_known else ""
             return replace(question, asked=asked, input_ids=tuple(tokenize(asked)[0])) if asked else question
         if kind := self.answer_kind(" ".join(tokens)):
             noun = self._asked_about(tokens, kind)
@@ -646,9 +647,10 @@ class Rules:
         """The simplest yes/no question about the same thing or value; "" if this one asks for more."""
         text = f" {' '.join(tokens)} "
         for named, needed, asked in self.simplest:
-            rest = {*re.sub(r"\b(?:street|surface|ground)\b", "road", text.replace(f" {named} ", " ")).split()}
-            if f" {named} " in text and needed <= rest <= _ADDS_NOTHING | needed:
-                return asked
+            if f" {named} " in text:
+                rest = re.sub(r"\b(?:street|surface|ground)\b", "road", text.replace(f" {named} ", " ")).split()
+                if needed <= {*rest} <= _ADDS_NOTHING | needed:
+                    return asked
         return ""
 
     def _common_wording(self, kind: AnswerKind, noun: str, tokens: Sequence[str]) -> str:

@@ -81,8 +81,7 @@ def question_rules() -> dict[str, Any]:
     attributes = ATTRIBUTES | SCENE_ATTRIBUTES
     kinds: list[dict[str, Any]] = []
     for name, entry in CONTENT["kinds"].items():
-        kind: dict[str, Any] = {"name": name, "asked": entry["asked"], "affirmed": entry.get("affirmed", {})}
-        kind["question"] = entry.get("question", "")
+        kind = {"name": name} | {part: entry[part] for part in ("question", "asked", "affirmed") if part in entry}
         if "min_score" in entry:
             kind["min_score"] = float(entry["min_score"])
         if "classes" in entry:
