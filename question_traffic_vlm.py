@@ -514,8 +514,8 @@ class Rules:
             found = AnswerKind(kind["name"], values, names, tuple(colors), least)
             self.kinds.append((found, re.compile("|".join(rf"(?:{one}(?!\w))" for one in kind["asked"]))))
         # (name, other words that are needed, yes/no question) of things, and of values of which a scene has one.
-        names = [(form, one) for one, many in self.nouns.items() for form in (one, many)]
-        self.simplest = [(form, set[str](), f"Is there {with_article(one)}") for form, one in names]
+        forms = [(form, one) for one, many in self.nouns.items() for form in (one, many)]
+        self.simplest = [(form, set[str](), f"Is there {with_article(one)}") for form, one in forms]
         for found, _ in self.kinds:
             for value, text in self.affirmed[found.name].items() if NONE not in found.values else ():
                 self.simplest.append((value, {*text.lower().split()}.difference(_ADDS_NOTHING, value.split()), text))
