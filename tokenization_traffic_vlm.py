@@ -255,7 +255,7 @@ _WHOLE_WORDS = {
     # description
     "large": "big|huge",
     "heavy": "thick|dense",
-    "busy": "congested|crowded",
+    "busy": "congested|crowded|full of (?:traffic|vehicles)",
     "clear": "free",
     "possible": "potential",
     "important": "relevant",
