@@ -556,7 +556,7 @@ class Rules:
         return [self.as_asked(*pair) for pair in zip(questions, answers, strict=True)]
 
     def as_asked(self, text: str, answer: str) -> tuple[str, str]:
-        """The words in which the pipeline asks a question, and the answer to them; unchanged if it has a problem."""
+        """A question without politeness and negation, and its answer, for training; unchanged if it has a problem."""
         form, opposite = self.form(text), {"yes": "no", "no": "yes"}
         if form.problem or (form.is_negated and answer.lower() not in opposite):
             return text, answer

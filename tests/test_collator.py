@@ -131,11 +131,11 @@ def test_hand_written_questions_are_all_drawn_in_time_and_not_mirrored(processor
 def test_batches_of_training_have_one_size(processor):
     """Images without a question are replaced by others of the batch, so that every batch has as many images."""
     empty = own(scene=Scene(40, 40))
-    rows = [empty, own(["Is there a car?"]), empty, own(["What is the driver doing?"])]
+    rows = [empty, own(["Is there a car?"]), empty, own(["Hello, is there a bus?"])]
     batch = Collator(processor, 16)(rows)
     assert len(batch["pixel_values"]) == 4 and batch["segment_ids"].amax(1).tolist() == [1] * 4  # questions a row
     asked = processor.tokenizer.batch_decode(batch["input_ids"])
-    assert sum("what is the status of the driver?" in text for text in asked) == 2  # in the words that are asked
+    assert sum("[SOS] is there a bus?" in text for text in asked) == 2  # in the words that are asked
     with pytest.raises(ValueError, match="no image of this batch has a question"):
         Collator(processor, 4)([empty] * 2)
 
