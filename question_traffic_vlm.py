@@ -29,6 +29,10 @@ LETTERS = 50  # per token. A longer text has too many tokens, and reading it to 
 
 MASS = ("road construction",)  # nouns without an article or a plural
 GUESS = "its answer would be a guess, which answer_untaught gives"
+NO_KIND = (
+    "the model was not taught questions like this one. In words it answers questions about colors, numbers, sides, "
+    "lights, signs, objects, weather, time of day, road and traffic; it also answers yes/no questions"
+)
 
 
 # --- text ---
@@ -259,15 +263,12 @@ _DECISION = re.compile(
     rf"(?!(?:{_SEE}|have(?! to\b)|look|ask|get)\b)\w+"
 )
 # Around the noun of a class, where all of its objects are asked about, or the only one.
-_AROUND = frozenset(
-    "say tell let know name present camera object objects counted detected total road street color side part".split()
-)
+_AROUND = frozenset("say name camera object objects road street color side".split())
 # Words that add nothing to a thing or a value: "could you see any cars in this image", "check if the sky is cloudy".
 _ADDS_NOTHING = frozenset(
-    "a an the any some there here now still just is are was were be been am do does did has have can could would may "
-    "you we i me us it its this that these those in on at to for by if please see seen look like visible show appear "
-    "around image scene video taken say tell let know name present object objects detected clearly weather sky status "
-    "current out , . : [UNK]".split()
+    "a an the any there here now still just is are was were be been am do does did has have can could would may "
+    "you we i me us it its this that those in on at to for by if please see seen look like visible show appear around "
+    "image scene video taken say name object objects clearly weather sky status current out , . : [UNK]".split()
 )
 # A verb after a noun: "a person smoking", "the lane blocked".
 _PARTICIPLE = re.compile(r"(?!(?:building|parking|red|speed)$)\w+(?:ing|ed)")
@@ -339,12 +340,16 @@ class AnswerKind:
     Attributes:
         name: as people read it: "a color".
         values: all possible answers; empty for lists of objects.
+        question: what all of its questions are asked as, where {car} or {cars} is the class; empty if it has none.
+        affirmed: (value, yes/no question whose yes it needs).
         nouns, colors: of lists of objects: "a car, 2 trucks and red buses on the left".
         min_score: score below which the likeliest answer is no answer.
     """
 
     name: str
     values: tuple[str, ...] = ()
+    question: str = ""
+    affirmed: tuple[tuple[str, str], ...] = ()
     nouns: tuple[str, ...] = ()
     colors: tuple[str, ...] = ()
     min_score: float = 0.0
@@ -504,20 +509,18 @@ class Rules:
         self.colors, self.light_colors, self.colored, self.examples = colors, light_colors, colored, examples or {}
         self.kinds: list[tuple[AnswerKind, re.Pattern]] = []
         self.nouns: dict[str, str] = {}  # singular → plural
-        self.affirmed = {kind["name"]: kind.get("affirmed", {}) for kind in kinds}
-        self.questions = {kind["name"]: kind.get("question", "") for kind in kinds}
         for kind in kinds:
-            nouns = kind.get("nouns", {})
-            self.nouns |= nouns
+            self.nouns |= (nouns := kind.get("nouns", {}))
             names = tuple(dict.fromkeys([*nouns, *nouns.values()]))
-            values, least = tuple(kind.get("values", ())), kind.get("min_score", 0.0)
-            found = AnswerKind(kind["name"], values, names, tuple(colors), least)
+            given = {part: kind[part] for part in ("question", "min_score") if part in kind}
+            given |= {"values": tuple(kind.get("values", ())), "affirmed": tuple(kind.get("affirmed", {}).items())}
+            found = AnswerKind(kind["name"], nouns=names, colors=tuple(colors), **given)
             self.kinds.append((found, re.compile("|".join(rf"(?:{one}(?!\w))" for one in kind["asked"]))))
         # (name, other words that are needed, yes/no question) of things, and of values of which a scene has one.
         forms = [(form, one) for one, many in self.nouns.items() for form in (one, many)]
         self.simplest = [(form, set[str](), f"Is there {with_article(one)}") for form, one in forms]
         for found, _ in self.kinds:
-            for value, text in self.affirmed[found.name].items() if NONE not in found.values else ():
+            for value, text in found.affirmed if NONE not in found.values else ():
                 self.simplest.append((value, {*text.lower().split()}.difference(_ADDS_NOTHING, value.split()), text))
 
     def known_nouns(self, taught: Collection[str] | None) -> list[str]:
@@ -622,29 +625,26 @@ class Rules:
         )
         if any_kind or not self.kinds:
             return question
-        if form.is_yes_no:
-            is_known = all(tokens[i] != UNKNOWN_TOKEN for i in asked_for(tokens))
-            asked = self._simplest_yes_no(tokens) if is_known else ""
-            return replace(question, asked=asked, input_ids=tuple(tokenize(asked)[0])) if asked else question
-        if kind := self.answer_kind(" ".join(tokens)):
-            noun = self._asked_about(tokens, kind)
-            if asked := self._common_wording(kind, noun, tokens):
-                question = replace(question, asked=asked, input_ids=tuple(tokenize(asked)[0]))
-            texts = {value: text for value, text in self.affirmed[kind.name].items() if value in kind.values}
-            if {"0", NONE} & {*kind.values} and noun:
-                texts[""] = f"Is there {with_article(noun)}"
-            prompts = ((value, text, tuple(tokenize(text)[0])) for value, text in texts.items())
-            checks = tuple((value, Question(text, text, True, input_ids=ids)) for value, text, ids in prompts)
-            kind = replace(kind, min_score=0.0) if answer_untaught else kind
-            return replace(question, kind=kind, checks=checks)
-        problem = (
-            "the model was not taught questions like this one. In words it answers questions about colors, numbers, "
-            "sides, lights, signs, objects, weather, time of day, road and traffic; it also answers yes/no questions"
-        )
-        return replace(question, problem=problem + (f". Unknown words: {', '.join(unknown)}" if unknown else ""))
+        kind = None if form.is_yes_no else self.answer_kind(" ".join(tokens))
+        if kind is None and not form.is_yes_no:
+            return replace(question, problem=NO_KIND + (f". Unknown words: {', '.join(unknown)}" if unknown else ""))
+        noun = self._asked_about(tokens, kind) if kind else ""
+        if asked := self._common_wording(kind, noun, tokens) if kind else self._simplest_yes_no(tokens):
+            question = replace(question, asked=asked, input_ids=tuple(tokenize(asked)[0]))
+        if kind is None:
+            return question
+        texts = {value: text for value, text in kind.affirmed if value in kind.values}
+        if {"0", NONE} & {*kind.values} and noun:
+            texts[""] = f"Is there {with_article(noun)}"
+        prompts = ((value, text, tuple(tokenize(text)[0])) for value, text in texts.items())
+        checks = tuple((value, Question(text, text, True, input_ids=ids)) for value, text, ids in prompts)
+        kind = replace(kind, min_score=0.0) if answer_untaught else kind
+        return replace(question, kind=kind, checks=checks)
 
     def _simplest_yes_no(self, tokens: Sequence[str]) -> str:
-        """The simplest yes/no question about the same thing or value; "" if this one asks for more."""
+        """The simplest yes/no question about the same thing or value; "" if this one asks for more, or for [UNK]."""
+        if any(tokens[i] == UNKNOWN_TOKEN for i in asked_for(tokens)):
+            return ""
         text = f" {' '.join(tokens)} "
         for named, needed, asked in self.simplest:
             if f" {named} " in text:
@@ -655,7 +655,7 @@ class Rules:
 
     def _common_wording(self, kind: AnswerKind, noun: str, tokens: Sequence[str]) -> str:
         """The question that all of a kind are asked as; "" if this one is about some objects of a class only."""
-        text = self.questions[kind.name]
+        text = kind.question
         is_one = f" {noun} " in f" {' '.join(tokens)} "  # "the cars" are not "the car"
         fits = "{" not in text or (noun and (is_one or "{car}" not in text))
         return text.format(car=noun, cars=self.nouns.get(noun)) if fits else ""

@@ -48,7 +48,7 @@ class VisionGraph(nn.Module):
 
 
 class DecoderGraph(nn.Module):
-    """The decoder's layers, shared by `ScoreGraph` and `DecodeGraph`."""
+    """The decoder's layers, shared by both graphs; `lm_head` is a field so that its weights are stored once."""
 
     def __init__(self, model: Any):
         super().__init__()
